@@ -1,0 +1,1 @@
+"""Reproducible benchmarks of shared-prefix decoding: configs -> runs -> records -> reports."""

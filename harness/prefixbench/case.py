@@ -1,0 +1,61 @@
+"""Case: one point of a sweep, and the hash that is its identity everywhere (folders, resume, comparison)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+Settings = dict[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class ServingCase:
+    """What is asked of an engine. `path` is the mode asked for; which path ran is in the record.
+
+    `plugin` False means unmodified SGLang without our plugin installed in the process. `engine_settings` and
+    `workload_settings` hold only what changes the measured quantity (page size, stock backend, seed, ...).
+    """
+
+    model: str
+    path: str
+    plugin: bool
+    prefix_tokens: int
+    suffix_tokens: int
+    output_tokens: int
+    concurrency: int
+    tensor_parallel: int
+    engine: str
+    stock_backend: str
+    workload: str
+    engine_settings: Settings
+    workload_settings: Settings
+    model_settings: Settings
+    kind: str = "serving"
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One launch shape of one implementation (ours or a peer's). Head counts are per GPU."""
+
+    implementation: str
+    prefix_tokens: int
+    suffix_tokens: int
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str
+    layout: str
+    settings: Settings
+    kind: str = "kernel"
+
+
+Case = ServingCase | KernelCase
+
+
+def case_hash(case: Case) -> str:
+    """12 hex digits of SHA-256 over the canonical JSON of the case; field order and launch count do not matter."""
+    text = json.dumps(asdict(case), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

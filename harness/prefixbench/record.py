@@ -1,0 +1,254 @@
+"""Record: the narrow waist. Everything before produces it, everything after reads only it.
+
+Schema history
+  1  first version: serving and kernel measurements, raw samples, path that ran, environment, telemetry, events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prefixbench.case import KernelCase, ServingCase, Settings
+
+SCHEMA_VERSION = 1
+
+Status = Literal["ok", "partial", "failed", "oom", "timeout"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+    driver: str | None
+    sm_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the machine was, observed at run time; never a setting. `None` means it could not be found out."""
+
+    hostname: str
+    os: str
+    python: str
+    cpu: str | None
+    cpu_count: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...]
+    packages: dict[str, str | None]
+    git_commit: str | None
+    git_dirty: bool | None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The replicate. Records of one launch share `launch_id`, so blocks measured side by side can be paired."""
+
+    launch_id: str
+    index: int
+    started_at: str
+    startup_s: float | None
+    server_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RequestSample:
+    """One request as its client saw it; seconds since the block's start.
+
+    `chunks` are (cumulative output tokens, arrival) in order; the first is the first token. Token counts come from
+    `token_source`: "usage" (the server's count), "ids" (ids counted) or "estimated".
+    """
+
+    sent_s: float
+    chunks: tuple[tuple[int, float], ...]
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    token_source: Literal["usage", "ids", "estimated"]
+    finish_reason: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StepCounters:
+    """What the plugin counted in this block; `None` fields were not observable (no plugin, no timer).
+
+    `steps` by path that ran (stock, paged, cascade, dense). `batch_histogram`: realized batch -> decode steps.
+    `bytes_saved` is modelled: (rows - 1) x prefix K/V of each shared group, all layers. `decode_s` is the wall time of
+    decode forwards; `attention_s` the part in attention, `prefix_s` the part in shared-prefix attention.
+    """
+
+    steps: dict[str, int]
+    decode_tokens: int
+    group_steps: int
+    prefix_tokens_read_once: int
+    prefix_tokens_read_by_stock: int
+    bytes_saved: int
+    batch_histogram: dict[int, int]
+    decode_s: float | None = None
+    attention_s: float | None = None
+    prefix_s: float | None = None
+    plan_s: float | None = None
+    reasons: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class TelemetrySample:
+    at_s: float
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    gpu_utilisation: int | None = None
+    memory_used_bytes: int | None = None
+    throttle_reasons: int | None = None
+    cpu_mhz: float | None = None
+    load_other: float | None = None
+    steal: float | None = None
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    source: Literal["nvml", "cpu", "none"]
+    interval_s: float
+    device: int | None
+    samples: tuple[TelemetrySample, ...]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """One timed repetition inside a launch. `position` is its place in the launch's interleaved order.
+
+    `cache_state` says how the prefix cache was prepared; `flags` are plain-word warnings found while measuring
+    ("batch-below-concurrency", "cold-cache", ...): flagged blocks are excluded by rule in analysis, never here.
+    """
+
+    position: int
+    started_at_unix_s: float
+    wall_s: float
+    requests: tuple[RequestSample, ...]
+    counters: StepCounters | None
+    cache_state: str
+    telemetry: tuple[Telemetry, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PoolRun:
+    """Consecutive slots of the KV pool in one state, for the memory picture. kind: prefix-run, pages or free."""
+
+    start_slot: int
+    length: int
+    kind: Literal["prefix-run", "pages", "free"]
+    node_id: int | None = None
+    users: int | None = None
+
+
+@dataclass(frozen=True)
+class RadixEvent:
+    """One event of the radix tree. kind: create, place, split, evict, flush. `detail` says where and why."""
+
+    sequence: int
+    kind: str
+    node_id: int
+    tokens: int
+    layout: Literal["contiguous", "paged"] | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class PlacementTrace:
+    """What the layout did in this launch: totals, the last events, and the pool before and after."""
+
+    contiguous: int
+    paged: int
+    reasons: dict[str, int]
+    events: tuple[RadixEvent, ...]
+    events_dropped: int
+    pool_slots: int
+    pool_before: tuple[PoolRun, ...]
+    pool_after: tuple[PoolRun, ...]
+
+
+@dataclass(frozen=True)
+class ServingMeasurement:
+    blocks: tuple[Block, ...]
+    warmup_blocks: int
+    placement: PlacementTrace | None
+    dispatch_threshold_m_eff: int | None = None
+    kind: Literal["serving"] = "serving"
+
+
+@dataclass(frozen=True)
+class KernelTiming:
+    """Microseconds per launch, one entry per repetition. `clock` and `l2` say how; `graph_launches` is launches per replay."""
+
+    l2: Literal["warm", "cold"]
+    clock: str
+    graph_launches: int
+    warmup: int
+    samples_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one launch. `source` is "ncu" for hardware counters, "model" for a formula."""
+
+    source: Literal["ncu", "model"]
+    dram_read_bytes: int | None
+    dram_write_bytes: int | None
+    l2_read_bytes: int | None
+    l2_write_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Correctness:
+    """Largest absolute error against the fp64 oracle, and the bound that followed from the dtype."""
+
+    max_abs_error: float
+    bound: float
+    passed: bool
+    oracle: str
+
+
+@dataclass(frozen=True)
+class KernelMeasurement:
+    timings: tuple[KernelTiming, ...]
+    flops: int
+    model_bytes: int
+    traffic: tuple[Traffic, ...]
+    correctness: Correctness | None
+    copy_bandwidth_bytes_per_s: float | None
+    matmul_flops_per_s: float | None
+    telemetry: tuple[Telemetry, ...] = ()
+    path_ran: str | None = None
+    kind: Literal["kernel"] = "kernel"
+
+
+@dataclass(frozen=True)
+class Failure:
+    kind: str
+    message: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One case in one launch. `record_id` is "<case_hash>/<launch_id>"; `labels` are honesty labels
+    ("cpu", "random-weights", "synthetic-prompts", "modelled-bytes")."""
+
+    schema_version: int
+    record_id: str
+    status: Status
+    case_hash: str
+    case: ServingCase | KernelCase
+    launch: Launch
+    config: dict[str, object]
+    overrides: tuple[str, ...]
+    environment: Environment
+    labels: tuple[str, ...]
+    measurement: ServingMeasurement | KernelMeasurement | None
+    failure: Failure | None = None
+    notes: Settings | None = None
