@@ -1,0 +1,110 @@
+"""Telemetry: what a throttled, a slowed, an unwatchable and a healthy machine look like to the flags."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from prefixbench.record import Telemetry, TelemetrySample
+from prefixbench.telemetry import CpuFeed, Sampler, Source, clock_flags, open_feeds
+
+
+@dataclass
+class FakeGpu:
+    """Plays back (SM clock, throttle bits); the last entry repeats."""
+
+    readings: list[tuple[int, int]]
+    source: Source = "nvml"
+    device: int | None = 0
+    note: str | None = None
+    taken: int = field(default=0)
+
+    def read(self) -> TelemetrySample:
+        clock, bits = self.readings[min(self.taken, len(self.readings) - 1)]
+        self.taken += 1
+        return TelemetrySample(at_s=-1.0, sm_clock_mhz=clock, throttle_reasons=bits)
+
+
+def watch(readings: list[tuple[int, int]], duration_s: float = 0.06) -> tuple[Telemetry, ...]:
+    with Sampler([0], interval_s=0.01, feeds=[FakeGpu(readings)]) as sampler:
+        time.sleep(duration_s)
+    return sampler.telemetry()
+
+
+def test_samples_are_taken_while_the_block_runs_and_timed_from_its_start() -> None:
+    (seen,) = watch([(1980, 0)])
+    times = [sample.at_s for sample in seen.samples]
+    assert len(times) >= 3
+    assert times == sorted(times) and times[0] >= 0.0 and times[-1] >= 0.06
+
+
+def test_a_healthy_gpu_raises_no_flag_and_idle_samples_do_not_count() -> None:
+    assert clock_flags(watch([(345, 0x1), (1980, 0), (1965, 0)])) == ()
+
+
+def test_throttle_bits_and_the_fallen_clock_are_named() -> None:
+    flags = clock_flags(watch([(1980, 0), (1580, 0x4), (1580, 0x40)]))
+    assert any(flag.startswith("throttled: GPU 0, hardware thermal limit, power cap in") for flag in flags)
+    assert "clock fell: GPU 0, 1580 MHz where 1980 MHz was seen" in flags
+    assert not any(flag.startswith("no valid samples") for flag in flags)
+
+
+def test_a_slow_arm_is_caught_by_the_clock_of_the_other_arm() -> None:
+    slow_arm = watch([(1580, 0)])
+    assert clock_flags(slow_arm) == ()
+    assert clock_flags(slow_arm, fastest_mhz=1980) == ("clock fell: GPU 0, 1580 MHz where 1980 MHz was seen",)
+
+
+def test_all_throttled_says_no_valid_samples() -> None:
+    assert any(flag.startswith("no valid samples: GPU 0") for flag in clock_flags(watch([(1580, 0x8)])))
+
+
+class NvmlWithoutDriver:
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None:
+        raise self.NVMLError("Driver Not Loaded")
+
+
+@pytest.mark.parametrize("module", [None, NvmlWithoutDriver()], ids=["no package", "no driver"])
+def test_without_nvml_the_clocks_are_unknown_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, module: NvmlWithoutDriver | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with Sampler([0]) as sampler:
+        pass
+    (seen,) = sampler.telemetry()
+    assert (seen.source, seen.device, seen.samples) == ("none", 0, ())
+    assert seen.note is not None and "unknown" in seen.note
+    assert clock_flags((seen,)) == ()
+
+
+def test_a_feed_that_dies_keeps_what_it_saw_and_says_so() -> None:
+    class Dying(FakeGpu):
+        def read(self) -> TelemetrySample:
+            if self.taken == 2:
+                raise RuntimeError("GPU is lost")
+            return super().read()
+
+    with Sampler([0], interval_s=0.01, feeds=[Dying([(1980, 0)])]) as sampler:
+        time.sleep(0.06)
+    (seen,) = sampler.telemetry()
+    assert len(seen.samples) == 2 and seen.note == "stopped answering: GPU is lost"
+
+
+def test_cpu_feed_separates_our_load_from_others() -> None:
+    (feed,) = open_feeds(None)
+    assert isinstance(feed, CpuFeed)
+    first = feed.read()
+    assert first.load_other is None and first.steal is None
+    started_s, own_s = time.perf_counter(), time.process_time()
+    while time.process_time() - own_s < 0.2:
+        sum(range(10_000))
+    elapsed_s = time.perf_counter() - started_s
+    second = feed.read()
+    assert second.load_other is not None and second.steal is not None and 0 <= second.steal <= 1
+    room = (psutil.cpu_count() or 1) - 0.2 / elapsed_s  # CPUs we did not use; the rest of the machine cannot use more
+    assert 0 <= second.load_other <= room + 0.15
