@@ -1,0 +1,56 @@
+"""The platform object SGLang asks for devices, pools and allocators; chosen with SGLANG_PLATFORM=prefixonce_cpu."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sglang.srt.platforms.cpu import CpuSRTPlatform
+from sglang.srt.platforms.device_mixin import PlatformEnum
+
+if TYPE_CHECKING:
+    from torch.profiler import ProfilerActivity
+
+NAME = "prefixonce_cpu"
+
+
+class TorchCpuPlatform(CpuSRTPlatform):
+    """A CPU on which every operator takes its generic torch form.
+
+    It counts as out of tree although its device is "cpu": the in-tree CPU branches need compiled CPU kernels.
+    """
+
+    _enum = PlatformEnum.OOT
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
+
+    def get_mha_kv_pool_cls(self) -> type:
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        return MHATokenToKVPool
+
+    def get_paged_allocator_cls(self) -> Callable[..., object]:
+        from prefixonce_cpu.allocator import build_allocator
+
+        return build_allocator
+
+    # Without the two below SGLang's start_profile raises and takes the scheduler with it.
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> ProfilerActivity:
+        from torch.profiler import ProfilerActivity
+
+        return ProfilerActivity.CPU
+
+
+def activate() -> str | None:
+    """Entry point: only when asked for by name, so that installing this never takes over a GPU machine."""
+    if os.environ.get("SGLANG_PLATFORM") != NAME:
+        return None
+    return "prefixonce_cpu.platform:TorchCpuPlatform"
