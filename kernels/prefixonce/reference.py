@@ -29,7 +29,7 @@ def attention(
 ) -> Partial:
     """Every query attends to every key.
 
-    q [rows, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]; query head h uses KV head h // (q_heads/kv_heads).
+    q [rows, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]; query head h uses KV head h // GQA group.
     Arithmetic and both results are in `dtype`; `soft_cap` 0 means off; no key at all gives out 0 and lse -inf.
     """
     group = q.shape[1] // k.shape[1]

@@ -1,4 +1,4 @@
-"""What one decode step is (DecodeStep) and what was decided for it (Choice): the only thing SGLang and kernels share."""
+"""One decode step (DecodeStep) and what was decided for it (Choice): all that SGLang and the kernels share."""
 
 from __future__ import annotations
 

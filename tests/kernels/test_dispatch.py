@@ -1,0 +1,115 @@
+"""The dispatcher's rule, its reasons, and what it must never do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixonce import Choice, DecodeStep, Limits, Mode, Path, PrefixGroup, Segment, SlotPiece, choose
+from prefixonce.errors import LayoutError, PrefixOnceError
+
+
+def group(rows: int, tokens: int = 4096, *, contiguous: bool = True, first: int = 0) -> PrefixGroup:
+    piece = Segment(1, tokens) if contiguous else SlotPiece(slots=None, length_tokens=tokens)  # type: ignore[arg-type]
+    return PrefixGroup(tuple(range(first, first + rows)), tokens, (piece,))
+
+
+def step(*groups: PrefixGroup, gqa: int = 4) -> DecodeStep:
+    rows = sum(len(g.rows) for g in groups)
+    return DecodeStep((5000,) * max(rows, 1), 8 * gqa, 8, 128, groups)
+
+
+@pytest.mark.parametrize(("rows", "path"), [(256, Path.DENSE), (255, Path.CASCADE), (2, Path.CASCADE)])
+def test_the_seeds_threshold(rows: int, path: Path) -> None:
+    choice = choose(step(group(rows)), Mode.FULL, Limits())
+    assert choice.path is path
+    assert f"M_eff {rows * 4}" in choice.reason
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "batch", "m_eff"), [
+    (40, 8, 3, 15), (28, 4, 8, 56), (14, 2, 17, 119), (64, 4, 8, 128), (9, 3, 8, 24), (12, 2, 1, 6), (32, 32, 8, 8), (8, 1, 8, 64),
+])  # fmt: skip
+def test_m_eff_is_batch_times_gqa_group(q_heads: int, kv_heads: int, batch: int, m_eff: int) -> None:
+    shared = group(batch)
+    assert DecodeStep((5000,) * batch, q_heads, kv_heads, 128, (shared,)).m_eff(shared) == m_eff
+
+
+def test_dense_needs_contiguity() -> None:
+    choice = choose(step(group(512, contiguous=False)), Mode.FULL, Limits())
+    assert choice.path is Path.CASCADE
+    assert "none of the prefix is contiguous" in choice.reason
+
+
+def test_each_group_has_its_own_verdict() -> None:
+    choice = choose(step(group(300), group(4, first=300), group(1, first=304)), Mode.FULL, Limits())
+    assert choice.paths == (Path.DENSE, Path.CASCADE, Path.STOCK)
+    assert choice.path is Path.DENSE
+
+
+def test_no_prefix_or_one_request_is_stock_and_says_why() -> None:
+    assert choose(step(), Mode.FULL, Limits()) == Choice(Path.STOCK, (), (), "no two running requests share a prefix")
+    alone = choose(step(group(1), gqa=1), Mode.FULL, Limits())
+    assert alone.path is Path.STOCK
+    assert "shares with nobody" in alone.reason
+
+
+@pytest.mark.parametrize(("mode", "path"), [
+    (Mode.STOCK, Path.STOCK), (Mode.PAGED, Path.PAGED), (Mode.CASCADE, Path.CASCADE), (Mode.DENSE, Path.DENSE),
+])  # fmt: skip
+def test_a_forced_path_is_taken(mode: Mode, path: Path) -> None:
+    assert choose(step(group(8)), mode, Limits()).path is path
+
+
+class _Prices:
+    def __init__(self, **us: float) -> None:
+        self.us = us
+
+    def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float:
+        return self.us[path.value]
+
+
+@pytest.mark.parametrize("cheapest", ["stock", "cascade", "dense"])
+def test_auto_takes_the_cheapest(cheapest: str) -> None:
+    prices = dict.fromkeys(("stock", "cascade", "dense"), 9.0) | {cheapest: 1.0}
+    choice = choose(step(group(64)), Mode.AUTO, Limits(), _Prices(**prices))
+    assert choice.path.value == cheapest
+
+
+def test_auto_prefers_stock_on_a_tie() -> None:
+    assert choose(step(group(64)), Mode.AUTO, Limits(), _Prices(stock=1.0, cascade=1.0, dense=1.0)).path is Path.STOCK
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    mode=st.sampled_from(Mode),
+    threshold=st.integers(1, 3000),
+    contiguous=st.booleans(),
+)
+def test_a_choice_is_total_deterministic_and_never_dense_without_a_run(
+    sizes: list[int], mode: Mode, threshold: int, contiguous: bool
+) -> None:
+    groups, first = [], 0
+    for rows in sizes:
+        groups.append(group(rows, contiguous=contiguous, first=first))
+        first += rows
+    asked = step(*groups)
+    choice = choose(asked, mode, Limits(dense_m_eff=threshold))
+    assert choice == choose(asked, mode, Limits(dense_m_eff=threshold))
+    assert len(choice.paths) == len(choice.reasons) == len(groups)
+    assert all(choice.reasons)
+    assert contiguous or Path.DENSE not in choice.paths
+    if mode is Mode.FULL:
+        for shared, path in zip(groups, choice.paths, strict=True):
+            dense = contiguous and len(shared.rows) > 1 and asked.m_eff(shared) >= threshold
+            assert (path is Path.DENSE) == dense
+
+
+def test_a_group_covers_what_it_says() -> None:
+    with pytest.raises(LayoutError, match="cover 3 tokens, the group says 4"):
+        PrefixGroup((0, 1), 4, (Segment(1, 3),))
+
+
+def test_an_unknown_path_names_the_allowed_ones() -> None:
+    with pytest.raises(PrefixOnceError, match="'dens' is unknown; allowed: stock, paged, cascade, dense, full, auto"):
+        Mode.parse("dens")
