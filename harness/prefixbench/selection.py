@@ -1,0 +1,96 @@
+"""Selectors: the one way every verb names records.
+
+A selector is words. A word with `=` filters (`model=tiny path=cascade,full prefix_len=2048`); any other word is a
+source: a folder, a record file, `latest`, `reference`, a glob, a case hash, a launch id, `<case>/<launch>` or a tag.
+Sources add up, filters narrow down; without a source the whole runs folder is meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prefixbench.case import KernelCase, ServingCase
+from prefixbench.errors import UsageError
+from prefixbench.record import Record
+
+_ALIASES = {
+    "prefix_len": "prefix_tokens",
+    "suffix_len": "suffix_tokens",
+    "output_len": "output_tokens",
+    "gpus": "tensor_parallel",
+    "case": "case_hash",
+}
+_OF_RECORD: dict[str, Callable[[Record], object]] = {
+    "status": lambda r: r.status,
+    "case_hash": lambda r: r.case_hash,
+    "launch": lambda r: r.launch.launch_id,
+    "tag": lambda r: (r.notes or {}).get("tag"),
+    "sweep": lambda r: (r.notes or {}).get("sweep"),
+}
+_OF_CASE = sorted(
+    name
+    for case in (ServingCase, KernelCase)
+    for name in case.__dataclass_fields__
+    if not name.endswith("settings")
+)
+_SHORTEST_ID = 6
+
+
+def allowed_filters() -> list[str]:
+    return sorted({*_ALIASES, *_OF_RECORD, *_OF_CASE})
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A parsed selector. `filters` maps a field to the texts it may have."""
+
+    sources: tuple[str, ...]
+    filters: dict[str, tuple[str, ...]]
+
+    def accepts(self, record: Record) -> bool:
+        return all(_text(_value(record, name)) in allowed for name, allowed in self.filters.items())
+
+    @staticmethod
+    def named(name: str, records: Sequence[Record]) -> list[Record]:
+        """Records whose tag, launch, case or record id is `name` (ids may be shortened to six characters)."""
+        found = [r for r in records if (r.notes or {}).get("tag") == name or _has_id(r, name)]
+        if not found:
+            raise UsageError(
+                f"nothing is called {name!r}; allowed: a folder, a record file, latest, reference, a glob, "
+                "a case hash, a launch id, a tag, or a filter such as path=cascade"
+            )
+        return found
+
+
+def parse_selector(selector: str | Sequence[str]) -> Selection:
+    words = selector.split() if isinstance(selector, str) else [str(word) for word in selector]
+    sources, filters = [], {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or "/" in name:
+            sources.append(word)
+            continue
+        field = _ALIASES.get(name, name)
+        if field not in _OF_RECORD and field not in _OF_CASE:
+            near = difflib.get_close_matches(name, allowed_filters(), 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"filter {name!r} is unknown; {hint}allowed: {', '.join(allowed_filters())}")
+        filters[field] = tuple(part.strip().lower() for part in value.split(","))
+    return Selection(tuple(sources), filters)
+
+
+def _value(record: Record, field: str) -> object:
+    if field in _OF_RECORD:
+        return _OF_RECORD[field](record)
+    return getattr(record.case, field, None)
+
+
+def _text(value: object) -> str:
+    return str(value).lower()
+
+
+def _has_id(record: Record, name: str) -> bool:
+    ids = (record.record_id, record.case_hash, record.launch.launch_id)
+    return len(name) >= _SHORTEST_ID and any(known.startswith(name) for known in ids)

@@ -1,0 +1,209 @@
+"""runs/: append-only records. One folder per case and launch, written once, whole or not at all.
+
+    <root>/<case-hash>/<launch-id>/record.json (+ config.yaml, overrides.txt, server.log)
+    <root>/reference/...   the same tree, committed beside the code
+    <root>/.sweeps/<sweep-id>/...   what each run planned and which earlier records it counted as done
+
+Names that start with a dot are never records.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from prefixbench.errors import StoreError
+from prefixbench.record import SCHEMA_VERSION, Record
+from prefixbench.selection import Selection, parse_selector
+
+RECORD_FILE = "record.json"
+REFERENCE = "reference"
+SWEEPS = ".sweeps"
+PLAN_FILE = "plan.json"
+_WRITING = ".writing-"
+
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+_log = logging.getLogger(__name__)
+
+
+def save(record: Record, root: Path, extra_files: Mapping[str, str | bytes | Path]) -> Path:
+    """Writes the record and its files as `<root>/<record_id>/`; returns that folder.
+
+    The folder appears in one rename after everything in it was synced, so a kill leaves either all of it or a
+    `.writing-...` folder that no reader looks at. A `Path` in `extra_files` is copied. An existing record is never
+    replaced, and NaN or infinity is refused: StoreError.
+    """
+    folder = root / record.record_id
+    text = to_json(record)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{_WRITING}{socket.gethostname()}-{os.getpid()}-{folder.name}"
+    temporary.mkdir()
+    for name, content in {RECORD_FILE: text, **extra_files}.items():
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        _write_synced(temporary / name, content.encode() if isinstance(content, str) else content)
+    _sync_folder(temporary)
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary)
+        raise StoreError(f"{folder} holds a record already; records are never replaced ({error.strerror})") from None
+    _sync_folder(folder.parent)
+    return folder
+
+
+def load(selector: str | Sequence[str], root: Path = Path("runs")) -> list[Record]:
+    """Records that `selector` names, ordered by launch time, each once; see `selection` for the grammar.
+
+    A torn or invalid file is logged with its path and left out; a record of a newer schema is a StoreError.
+    """
+    selection = parse_selector(selector)
+    records: dict[str, Record] = {}
+    for source in selection.sources or (str(root),):
+        for record in _from_source(source, root):
+            records.setdefault(record.record_id, record)
+    return _ordered(record for record in records.values() if selection.accepts(record))
+
+
+def latest(root: Path = Path("runs")) -> list[Record]:
+    """Records of the newest run below `root`, with those it counted as done; empty when there is none."""
+    sweeps = sorted(path for path in (root / SWEEPS).glob("*") if any(path.rglob(PLAN_FILE)))
+    if not sweeps:
+        return []
+    reused: set[str] = set()
+    for plan in sweeps[-1].rglob(PLAN_FILE):
+        reused.update(json.loads(plan.read_text())["reused"])
+    everything = read_tree(root).records
+    return _ordered(r for r in everything if r.record_id in reused or (r.notes or {}).get("sweep") == sweeps[-1].name)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was under a folder: the records, and one line for each file that is not one."""
+
+    records: tuple[Record, ...]
+    problems: tuple[str, ...]
+
+
+def read_tree(folder: Path) -> Reading:
+    """Every record below `folder`; `reference` and dotted folders below it are left out."""
+    records, problems = [], []
+    for path in _record_files(folder):
+        try:
+            records.append(read_record(path))
+        except InvalidRecordError as error:
+            problems.append(str(error))
+            _log.warning("%s", error)
+    return Reading(tuple(records), tuple(problems))
+
+
+class InvalidRecordError(StoreError):
+    """A file named record.json that is torn or not a record."""
+
+
+def read_record(path: Path) -> Record:
+    """One record of any schema version up to this one. InvalidRecordError if torn, StoreError if newer."""
+    try:
+        data = json.loads(path.read_text(), parse_constant=_refuse_constant)
+        version = data["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRecordError(f"{path} is torn or not a record ({_first_line(error)}); it is left out") from None
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has schema version {version!r}; this prefixbench reads up to {SCHEMA_VERSION}: install a newer one"
+        )
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidRecordError(f"{path} is not a valid record: {where}: {first['msg']}; it is left out") from None
+
+
+def to_json(record: Record) -> str:
+    """Canonical JSON; NaN and infinity are a StoreError, a lone surrogate is escaped."""
+    try:
+        data: Any = _ADAPTER.dump_python(record, mode="json")
+        return json.dumps(data, allow_nan=False, indent=1) + "\n"
+    except ValueError as error:
+        raise StoreError(f"record {record.record_id} cannot be written: {_first_line(error)}") from None
+
+
+def clear_leftovers(root: Path) -> int:
+    """Removes half-written folders of processes of this host that are gone; returns how many."""
+    cleared = 0
+    for path in root.glob(f"*/{_WRITING}{socket.gethostname()}-*"):
+        pid = path.name.removeprefix(f"{_WRITING}{socket.gethostname()}-").split("-", 1)[0]
+        if not Path("/proc", pid).exists():
+            shutil.rmtree(path)
+            cleared += 1
+    return cleared
+
+
+def _from_source(source: str, root: Path) -> Sequence[Record]:
+    if source == "latest":
+        return latest(root)
+    if source == "reference":
+        return read_tree(root / REFERENCE).records
+    path = Path(source)
+    if path.is_file():
+        return [read_record(path)]
+    if path.is_dir() or path == root:
+        return read_tree(path).records
+    if (root / source).is_dir() and source.strip("./"):
+        return read_tree(root / source).records
+    if any(mark in source for mark in "*?["):
+        return _from_glob(source, root)
+    return Selection.named(source, read_tree(root).records)
+
+
+def _from_glob(pattern: str, root: Path) -> list[Record]:
+    base, relative = (Path("/"), pattern[1:]) if pattern.startswith("/") else (Path(), pattern)
+    matches = sorted(base.glob(relative)) or sorted(root.glob(pattern))
+    found: list[Record] = []
+    for path in matches:
+        found += [read_record(path)] if path.name == RECORD_FILE else read_tree(path).records if path.is_dir() else []
+    return found
+
+
+def _record_files(folder: Path) -> Iterator[Path]:
+    for current, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != REFERENCE)
+        if RECORD_FILE in files:
+            yield Path(current, RECORD_FILE)
+
+
+def _ordered(records: Iterator[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: (r.launch.started_at, r.record_id))
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
