@@ -18,9 +18,11 @@ class Limits:
 
 
 class CostModel(Protocol):
-    """What `auto` asks: predicted microseconds of serving one group by a path, one layer."""
+    """What `auto` asks, in microseconds of one layer: a group's own cost, and what a step pays once for sharing."""
 
     def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float: ...
+
+    def step_us(self, path: Path) -> float: ...
 
 
 def choose(step: DecodeStep, mode: Mode, limits: Limits, cost: CostModel | None = None) -> Choice:
@@ -36,6 +38,8 @@ def choose(step: DecodeStep, mode: Mode, limits: Limits, cost: CostModel | None 
     if not step.groups:
         return _unshared(step, Path.STOCK, "no two running requests share a prefix")
     verdicts = [_choose_group(step, group, mode, limits, cost) for group in step.groups]
+    if mode is Mode.AUTO and cost is not None:
+        verdicts = _if_it_pays(step, verdicts, cost)
     paths = tuple(path for path, _ in verdicts)
     reasons = tuple(reason for _, reason in verdicts)
     strongest = max(range(len(paths)), key=lambda i: _STRENGTH[paths[i]])
@@ -81,4 +85,17 @@ def _cheapest(step: DecodeStep, group: PrefixGroup, cost: CostModel) -> tuple[Pa
         candidates.append(Path.DENSE)
     priced = [(cost.group_us(step, group, path), path) for path in candidates]
     best_us, best = min(priced, key=lambda item: (item[0], _STRENGTH[item[1]]))
-    return best, f"cheapest by the cost model: {best_us:.1f} us"
+    return best, f"cheapest of {len(candidates)}: {best_us:.1f} us against {priced[0][0]:.1f} us by stock"
+
+
+def _if_it_pays(step: DecodeStep, verdicts: list[tuple[Path, str]], cost: CostModel) -> list[tuple[Path, str]]:
+    """Sharing also costs once per step (launches, merge): without a saving above that, the whole step is stock."""
+    saved_us = sum(
+        cost.group_us(step, group, Path.STOCK) - cost.group_us(step, group, path)
+        for group, (path, _) in zip(step.groups, verdicts, strict=True)
+    )
+    fixed_us = max(cost.step_us(path) for path, _ in verdicts)
+    if saved_us > fixed_us:
+        return verdicts
+    reason = f"sharing would save {saved_us:.1f} us and cost {fixed_us:.1f} us"
+    return [(Path.STOCK, reason)] * len(verdicts)

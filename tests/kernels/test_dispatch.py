@@ -28,7 +28,8 @@ def test_the_seeds_threshold(rows: int, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "batch", "m_eff"), [
-    (40, 8, 3, 15), (28, 4, 8, 56), (14, 2, 17, 119), (64, 4, 8, 128), (9, 3, 8, 24), (12, 2, 1, 6), (32, 32, 8, 8), (8, 1, 8, 64),
+    (40, 8, 3, 15), (28, 4, 8, 56), (14, 2, 17, 119), (64, 4, 8, 128), (9, 3, 8, 24), (12, 2, 1, 6),
+    (32, 32, 8, 8), (8, 1, 8, 64),
 ])  # fmt: skip
 def test_m_eff_is_batch_times_gqa_group(q_heads: int, kv_heads: int, batch: int, m_eff: int) -> None:
     shared = group(batch)
@@ -62,8 +63,12 @@ def test_a_forced_path_is_taken(mode: Mode, path: Path) -> None:
 
 
 class _Prices:
-    def __init__(self, **us: float) -> None:
+    def __init__(self, fixed_us: float = 0.0, **us: float) -> None:
         self.us = us
+        self.fixed_us = fixed_us
+
+    def step_us(self, path: Path) -> float:
+        return 0.0 if path is Path.STOCK else self.fixed_us
 
     def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float:
         return self.us[path.value]
@@ -74,6 +79,12 @@ def test_auto_takes_the_cheapest(cheapest: str) -> None:
     prices = dict.fromkeys(("stock", "cascade", "dense"), 9.0) | {cheapest: 1.0}
     choice = choose(step(group(64)), Mode.AUTO, Limits(), _Prices(**prices))
     assert choice.path.value == cheapest
+
+
+@pytest.mark.parametrize(("fixed_us", "path"), [(7.9, Path.DENSE), (8.0, Path.STOCK)])
+def test_auto_shares_only_what_pays_for_its_launches(fixed_us: float, path: Path) -> None:
+    choice = choose(step(group(64)), Mode.AUTO, Limits(), _Prices(fixed_us, stock=9.0, cascade=9.0, dense=1.0))
+    assert choice.path is path
 
 
 def test_auto_prefers_stock_on_a_tie() -> None:
