@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and other load beside a block: sampled in a side thread, stored raw, judged by one function.
+"""Clocks, power, temperature and other load beside a block: sampled in a side thread, stored raw, judged by one rule.
 
 A machine that cannot be watched is not an error: its telemetry has no samples and a note that says why.
 """
@@ -19,7 +19,7 @@ from prefixbench.record import Telemetry, TelemetrySample
 Source = Literal["nvml", "cpu", "none"]
 
 CLOCK_TOLERANCE = 0.03
-"""A clock this far under the fastest one seen is a fall; boost clocks of a healthy GPU move by one or two 15 MHz steps."""
+"""A clock this far under the fastest one seen has fallen; boost clocks of a healthy GPU move by a 15 MHz step or two."""
 
 IDLE_BIT = 0x1
 THROTTLE_BITS = {

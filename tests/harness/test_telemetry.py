@@ -37,7 +37,9 @@ def test_samples_are_taken_while_the_block_runs_and_timed_from_its_start() -> No
     (seen,) = watch([(1980, 0)])
     times = [sample.at_s for sample in seen.samples]
     assert len(times) >= 3
-    assert times == sorted(times) and times[0] >= 0.0 and times[-1] >= 0.06
+    assert times == sorted(times)
+    assert times[0] >= 0.0
+    assert times[-1] >= 0.06
 
 
 def test_a_healthy_gpu_raises_no_flag_and_idle_samples_do_not_count() -> None:
@@ -65,7 +67,7 @@ class NvmlWithoutDriver:
     class NVMLError(Exception):
         pass
 
-    def nvmlInit(self) -> None:
+    def nvmlInit(self) -> None:  # noqa: N802 (the name that pynvml gives it)
         raise self.NVMLError("Driver Not Loaded")
 
 
@@ -78,7 +80,8 @@ def test_without_nvml_the_clocks_are_unknown_and_the_run_goes_on(
         pass
     (seen,) = sampler.telemetry()
     assert (seen.source, seen.device, seen.samples) == ("none", 0, ())
-    assert seen.note is not None and "unknown" in seen.note
+    assert seen.note is not None
+    assert "unknown" in seen.note
     assert clock_flags((seen,)) == ()
 
 
@@ -92,19 +95,23 @@ def test_a_feed_that_dies_keeps_what_it_saw_and_says_so() -> None:
     with Sampler([0], interval_s=0.01, feeds=[Dying([(1980, 0)])]) as sampler:
         time.sleep(0.06)
     (seen,) = sampler.telemetry()
-    assert len(seen.samples) == 2 and seen.note == "stopped answering: GPU is lost"
+    assert len(seen.samples) == 2
+    assert seen.note == "stopped answering: GPU is lost"
 
 
 def test_cpu_feed_separates_our_load_from_others() -> None:
     (feed,) = open_feeds(None)
     assert isinstance(feed, CpuFeed)
     first = feed.read()
-    assert first.load_other is None and first.steal is None
+    assert first.load_other is None
+    assert first.steal is None
     started_s, own_s = time.perf_counter(), time.process_time()
     while time.process_time() - own_s < 0.2:
         sum(range(10_000))
     elapsed_s = time.perf_counter() - started_s
     second = feed.read()
-    assert second.load_other is not None and second.steal is not None and 0 <= second.steal <= 1
+    assert second.load_other is not None
+    assert second.steal is not None
+    assert 0 <= second.steal <= 1
     room = (psutil.cpu_count() or 1) - 0.2 / elapsed_s  # CPUs we did not use; the rest of the machine cannot use more
     assert 0 <= second.load_other <= room + 0.15
