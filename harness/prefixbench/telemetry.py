@@ -19,7 +19,7 @@ from prefixbench.record import Telemetry, TelemetrySample
 Source = Literal["nvml", "cpu", "none"]
 
 CLOCK_TOLERANCE = 0.03
-"""A clock this far under the fastest one seen has fallen; boost clocks of a healthy GPU move by a 15 MHz step or two."""
+"""A clock this far under the fastest one seen has fallen; boost clocks of a healthy GPU move by a 15 MHz step."""
 
 IDLE_BIT = 0x1
 THROTTLE_BITS = {
