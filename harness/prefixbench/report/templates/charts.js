@@ -1,0 +1,43 @@
+const AXIS = {
+  gridcolor: "$grid", linecolor: "$muted", zerolinecolor: "$line", tickcolor: "$muted", fixedrange: true, automargin: true,
+  tickfont: { size: 12, color: "$muted" }, title: { font: { size: 13, color: "$muted" }, standoff: 8 },
+};
+const LAYOUT = {
+  paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "closest",
+  margin: { l: 56, r: 12, t: 12, b: 44 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 13 } },
+  hoverlabel: { bgcolor: "$surface", bordercolor: "$muted", font: { color: "$ink", size: 13 } },
+};
+
+const merged = (base, extra) => {
+  const result = { ...base };
+  for (const [key, value] of Object.entries(extra ?? {})) {
+    const nested = value && typeof value === "object" && !Array.isArray(value);
+    result[key] = nested ? merged(result[key] ?? {}, value) : value;
+  }
+  return result;
+};
+
+const show = (target, figure) => {
+  const font = { family: getComputedStyle(document.body).fontFamily, color: "$ink", size: 13 };
+  const layout = merged({ ...LAYOUT, font, height: 340 }, figure.layout);
+  for (const key of Object.keys(layout)) {
+    if (/^[xy]axis/.test(key)) layout[key] = merged(AXIS, layout[key]);
+  }
+  for (const key of ["xaxis", "yaxis"]) layout[key] ??= AXIS;
+  // Plotly writes into what it is given: it gets a copy, the payload stays as embedded.
+  Plotly.react(target, themed(figure.data), themed(layout), { displayModeBar: false, responsive: true });
+};
+
+const draw = (target) => show(target, payload.figures[target.dataset.figure]);
+
+const setUpCharts = () => {
+  const visible = () => each(".plot[data-figure]", (target) => { if (target.offsetParent) draw(target); });
+  visible();
+  redraws.push(visible);
+  each("[data-switch]", (box) => box.addEventListener("change", (event) => {
+    each(":scope > .option", (option) => {
+      option.hidden = option.dataset.option !== event.target.value;
+      if (!option.hidden) each(".plot", draw, option);
+    }, box);
+  }));
+};
