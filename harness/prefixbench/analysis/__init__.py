@@ -1,0 +1,7 @@
+"""Records -> figures. Pure functions over records and pandas frames; no torch, no SGLang, nothing measured here.
+
+metrics       block_metrics(Block) -> BlockMetrics; request_latencies(Block) -> Latencies
+quantity      Quantity (a figure or the reason why there is none); percentile(values, q) -> Quantity
+stats         Sample = {launch id: value}; mean_interval, difference, ratio, contrast_ratio -> Interval; instability
+attribution   attribute(rungs), attribute_reported(tok_s) -> Attribution; shapley(...) -> ShapleySplit
+"""

@@ -1,0 +1,200 @@
+"""Raw request samples of one block -> its figures. A figure that is not defined is None and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixbench.analysis.quantity import Quantity
+from prefixbench.record import Block, RequestSample
+
+Array = npt.NDArray[np.float64]
+
+# A batch size that produced less of the decode tokens than this does not speak for the block.
+MIN_STEADY_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class BlockMetrics:
+    """Figures of one block; failed requests and requests sent before the block began are counted, never included.
+
+    `decode_tok_s` is the steady rate: tokens per second while exactly `steady_batch` requests decode, the batch size
+    that produced most tokens. `decode_tok_s_whole` spans first token to last token of the block, thin tail and prefill
+    stalls included. Both leave out each request's first token, which belongs to prefill. `end_to_end_tok_s` counts
+    every output token from the first request sent. `tpot_ms` and `ttft_ms` are means over requests.
+    """
+
+    decode_tok_s: Quantity
+    steady_batch: int | None
+    steady_s: float | None
+    decode_tok_s_whole: Quantity
+    end_to_end_tok_s: Quantity
+    tpot_ms: Quantity
+    ttft_ms: Quantity
+    realized_batch: Quantity
+    batch_source: str
+    completed: int
+    failed: int
+    warmup_in_flight: int
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    token_source: str | None
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Milliseconds per completed request: time to first token, per further token, and whole."""
+
+    ttft_ms: tuple[float, ...]
+    tpot_ms: tuple[float, ...]
+    end_to_end_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Cumulative tokens of one request at arrival times, from its first token on."""
+
+    sent_s: float
+    at_s: Array
+    tokens: Array
+    output_tokens: int
+
+    @property
+    def first_s(self) -> float:
+        return float(self.at_s[0])
+
+    @property
+    def last_s(self) -> float:
+        return float(self.at_s[-1])
+
+    @property
+    def decoded(self) -> float:
+        return float(self.tokens[-1] - self.tokens[0])
+
+
+def block_metrics(block: Block) -> BlockMetrics:
+    """Figures of one block from its raw samples, and its realized batch from counters where there are any."""
+    measured = measured_requests(block)
+    streams = _streams(measured)
+    latencies = _latencies(streams)
+    levels = _tokens_by_level(streams)
+    steady_batch = max(levels, key=lambda batch: (levels[batch][0], batch)) if levels else None
+    histogram = block.counters.batch_histogram if block.counters else {}
+    realized = realized_batch(histogram) if histogram else steady_batch
+    warmup = [r for r in block.requests if r.error is None and r.sent_s < 0]
+    cached = [r.cached_tokens for r in measured]
+    return BlockMetrics(
+        decode_tok_s=_steady_rate(levels, steady_batch),
+        steady_batch=steady_batch,
+        steady_s=levels[steady_batch][1] if steady_batch is not None else None,
+        decode_tok_s_whole=_whole_rate(streams),
+        end_to_end_tok_s=_end_to_end(streams),
+        tpot_ms=_mean(latencies.tpot_ms, "no decode step"),
+        ttft_ms=_mean(latencies.ttft_ms, "no request finished"),
+        realized_batch=Quantity(realized, None if realized else "no decode step was observed"),
+        batch_source="counters" if histogram else "client",
+        completed=len(measured),
+        failed=sum(r.error is not None for r in block.requests),
+        warmup_in_flight=len(warmup),
+        output_tokens=sum(r.output_tokens for r in measured),
+        prompt_tokens=sum(r.prompt_tokens for r in measured),
+        cached_tokens=sum(c for c in cached if c is not None) if cached and None not in cached else None,
+        token_source=_weakest_source(measured),
+    )
+
+
+def request_latencies(block: Block) -> Latencies:
+    """Latencies of the completed requests, for percentiles."""
+    return _latencies(_streams(measured_requests(block)))
+
+
+def measured_requests(block: Block) -> list[RequestSample]:
+    """Requests that count: completed, and sent inside the block (a negative `sent_s` is warm-up still in flight)."""
+    return [r for r in block.requests if r.error is None and r.sent_s >= 0]
+
+
+def realized_batch(histogram: Mapping[int, int]) -> int | None:
+    """The batch size that produced most tokens; steps alone would favour the thin tail of a run."""
+    if not any(histogram.values()):
+        return None
+    return max(histogram, key=lambda batch: (batch * histogram[batch], batch))
+
+
+def _streams(requests: Sequence[RequestSample]) -> list[_Stream]:
+    streams = []
+    for request in requests:
+        chunks = [(count, at) for count, at in request.chunks if count > 0]
+        if not chunks:
+            continue
+        tokens = np.array([count for count, _ in chunks], dtype=np.float64)
+        # The server's own count is authoritative: chunks are not tokens.
+        tokens[-1] = max(request.output_tokens, tokens[0])
+        at_s = np.array([at for _, at in chunks], dtype=np.float64)
+        streams.append(_Stream(request.sent_s, at_s, np.minimum(tokens, tokens[-1]), request.output_tokens))
+    return streams
+
+
+def _tokens_by_level(streams: Sequence[_Stream]) -> dict[int, tuple[float, float]]:
+    """Requests decoding at once -> (tokens produced, seconds) while it was exactly that many.
+
+    Tokens between two arrivals are spread evenly, so that a few milliseconds of jitter at either end cost nothing.
+    """
+    decoding = [s for s in streams if s.last_s > s.first_s]
+    if not decoding:
+        return {}
+    first = np.array([s.first_s for s in decoding])
+    last = np.array([s.last_s for s in decoding])
+    edges = np.unique(np.concatenate([first, last]))
+    produced = np.diff(np.sum([np.interp(edges, s.at_s, s.tokens) for s in decoding], axis=0))
+    started = np.searchsorted(np.sort(first), edges[:-1], side="right")
+    ended = np.searchsorted(np.sort(last), edges[:-1], side="right")
+    levels: dict[int, tuple[float, float]] = {}
+    for level, tokens, seconds in zip(started - ended, produced, np.diff(edges), strict=True):
+        before = levels.get(int(level), (0.0, 0.0))
+        levels[int(level)] = (before[0] + float(tokens), before[1] + float(seconds))
+    levels.pop(0, None)
+    return levels
+
+
+def _steady_rate(levels: Mapping[int, tuple[float, float]], batch: int | None) -> Quantity:
+    if batch is None:
+        return Quantity(None, "no decode step")
+    tokens, seconds = levels[batch]
+    share = tokens / sum(t for t, _ in levels.values())
+    if share < MIN_STEADY_SHARE:
+        return Quantity(None, f"the batch never settled: the commonest size, {batch}, made {share:.0%} of the tokens")
+    return Quantity(tokens / seconds)
+
+
+def _whole_rate(streams: Sequence[_Stream]) -> Quantity:
+    tokens = sum(s.decoded for s in streams)
+    span_s = max(s.last_s for s in streams) - min(s.first_s for s in streams) if streams else 0.0
+    return Quantity(tokens / span_s) if tokens > 0 and span_s > 0 else Quantity(None, "no decode step")
+
+
+def _end_to_end(streams: Sequence[_Stream]) -> Quantity:
+    if not streams:
+        return Quantity(None, "no request finished")
+    span_s = max(s.last_s for s in streams) - min(s.sent_s for s in streams)
+    return Quantity(sum(s.output_tokens for s in streams) / span_s) if span_s > 0 else Quantity(None, "no time passed")
+
+
+def _latencies(streams: Sequence[_Stream]) -> Latencies:
+    return Latencies(
+        ttft_ms=tuple(1e3 * (s.first_s - s.sent_s) for s in streams),
+        tpot_ms=tuple(1e3 * (s.last_s - s.first_s) / s.decoded for s in streams if s.decoded > 0),
+        end_to_end_ms=tuple(1e3 * (s.last_s - s.sent_s) for s in streams),
+    )
+
+
+def _mean(values: Sequence[float], reason: str) -> Quantity:
+    return Quantity(float(np.mean(values))) if values else Quantity(None, reason)
+
+
+def _weakest_source(requests: Sequence[RequestSample]) -> str | None:
+    sources = {r.token_source for r in requests}
+    return next((source for source in ("estimated", "ids", "usage") if source in sources), None)
