@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prefixbench.report.safe_json import clean, dumps, dumps_for_script
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "]]>", "\u2028\u2029", "&lt;", "\ud83d", "\x00"]

@@ -56,7 +56,7 @@ METHOD = (
 )
 
 
-def again_section(records: Sequence[Record], selector: str, name: str, rebuilt_by: str) -> Section:
+def again_section(records: Sequence[Record], selector: str, rebuilt_by: str) -> Section:
     commits = {record.environment.git_commit for record in records}
     dirty = any(record.environment.git_dirty for record in records)
     blocks: list[Block] = [Commands("Rebuild this report from the records", (rebuilt_by,))]

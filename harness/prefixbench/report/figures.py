@@ -74,7 +74,7 @@ def _means(one: Series, y: Axis) -> dict[str, Json]:
         "connectgaps": False,
         "line": {"color": f"${one.path}", "width": 2.5, "dash": one.dash},
         "marker": {"color": f"${one.path}", "size": 9, "symbol": SYMBOLS.get(one.path, "circle")},
-        "error_y": {"type": "data", "array": _floats(up), "arrayminus": _floats(down), "symmetric": False}
+        "error_y": {"type": "data", "array": up, "arrayminus": down, "symmetric": False}
         | {"color": f"${one.path}", "thickness": 1.5, "width": 5},
         "hovertemplate": f"%{{x:,}}: %{{y:,.4~g}}{y.suffix}<extra>{_plain(one.name)}</extra>",
     }
@@ -160,7 +160,7 @@ def shares(labels: Sequence[str], paths: Sequence[str], values: Sequence[Sequenc
             "type": "bar",
             "orientation": "h",
             "y": list(labels),
-            "x": _floats([row[j] for row in values]),
+            "x": [row[j] for row in values],
             "name": _plain(path),
             "marker": {"color": f"${path}"},
             "hovertemplate": f"%{{x:.1%}}<extra>{_plain(path)}</extra>",
@@ -186,10 +186,6 @@ def axis(spec: Axis) -> dict[str, Json]:
     if spec.ticks:
         built |= {"tickvals": list(spec.ticks), "ticktext": [f"{value:,.10g}" for value in spec.ticks]}
     return built
-
-
-def _floats(values: Sequence[float | None]) -> list[Json]:
-    return list(values)
 
 
 def _plain(text: str) -> str:

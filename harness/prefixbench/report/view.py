@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Json = Any  # a JSON value; `safe_json.clean` is what guarantees it
 Figure = dict[str, Json]
 
 
