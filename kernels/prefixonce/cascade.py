@@ -1,0 +1,68 @@
+"""The shared prefix read once per group, portable Triton: through slot lists (cascade) or from contiguous runs (dense).
+
+All queries of a group meet one KV head in tiles of `TILE` rows (Hydragen, Juravsky et al. 2024); the keys are split
+over thread blocks, each of which writes an fp32 partial with its natural-log LSE.
+"""
+
+# Triton compiles the kernels from their source and types them itself.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from prefixonce.paged import attend_block
+
+
+@triton.jit
+def prefix_kernel(
+    q, k, v, part_out, part_lse,
+    group_rows, items, cta_indptr, indices,
+    stride_qb, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh,
+    scale_log2, soft_cap, v_scale,
+    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    CONTIGUOUS: tl.constexpr, HAS_CAP: tl.constexpr, ITEM_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One thread block of the plan, item after item. Tile row m is query head m % GQA of member m // GQA."""
+    cta = tl.program_id(0)
+    dims = tl.arange(0, BLOCK_D)
+    tile_rows = tl.arange(0, TILE)
+    for index in range(tl.load(cta_indptr + cta), tl.load(cta_indptr + cta + 1)):
+        item = items + index * ITEM_WIDTH
+        first_member = tl.load(item)
+        num_rows = tl.load(item + 1)
+        head = tl.load(item + 2).to(tl.int64)
+        first = tl.load(item + 3).to(tl.int64)
+        length = tl.load(item + 4)
+        first_row = tl.load(item + 5).to(tl.int64)
+
+        row_mask = tile_rows < num_rows
+        mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
+        batch_rows = tl.load(group_rows + first_member + tile_rows // GQA, row_mask, other=0).to(tl.int64)
+        query_offsets = batch_rows * stride_qb + (head * GQA + tile_rows % GQA) * stride_qh
+        query = tl.load(q + query_offsets[:, None] + dims[None, :], mask, other=0.0)
+        k_head = k + head * stride_kh
+        v_head = v + head * stride_vh
+        acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        peak = tl.full([TILE], float("-inf"), tl.float32)
+        for begin in range(0, length, BLOCK_N):
+            keys = begin + tl.arange(0, BLOCK_N)
+            valid = keys < length
+            if CONTIGUOUS:
+                slots = first + keys
+            else:
+                slots = tl.load(indices + first + keys, valid, other=0).to(tl.int64)
+            k_mask = valid[None, :] if BLOCK_D == HEAD_DIM else valid[None, :] & (dims < HEAD_DIM)[:, None]
+            v_mask = valid[:, None] if BLOCK_D == HEAD_DIM else valid[:, None] & (dims < HEAD_DIM)[None, :]
+            k_t = tl.load(k_head + slots[None, :] * stride_ks + dims[:, None], k_mask, other=0.0)
+            values = tl.load(v_head + slots[:, None] * stride_vs + dims[None, :], v_mask, other=0.0)
+            acc, total, peak = attend_block(
+                acc, total, peak, query, k_t.to(query.dtype), values.to(query.dtype), valid,
+                scale_log2, soft_cap, HAS_CAP,
+            )  # fmt: skip
+        rows = first_row + tile_rows
+        tl.store(part_out + rows[:, None] * HEAD_DIM + dims[None, :], acc * (v_scale / total)[:, None], mask)
+        tl.store(part_lse + rows, (peak + tl.log2(total)) * 0.6931471805599453, row_mask)

@@ -1,0 +1,125 @@
+"""LSE merge in Triton: fp32 partials and natural-log LSE in, output dtype out (online softmax, Milakov 2018).
+
+A piece whose lse is -inf has weight exactly zero whatever its `out` holds, NaN included; if every piece is empty the
+result is out 0 and lse -inf. Sources are added in a fixed order, so the same partials give the same bits.
+"""
+
+# Triton compiles the kernels from their source and types them itself.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from prefixonce.errors import LayoutError
+
+
+@triton.jit
+def add_source(acc, denominator, peak, out, lse):
+    """Adds one source [rows, head_dim] with lse [rows] to the running sum, all fp32."""
+    new_peak = tl.maximum(peak, lse)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    old_weight = tl.exp(peak - base)
+    weight = tl.exp(lse - base)
+    contribution = tl.where(weight[:, None] == 0.0, 0.0, out * weight[:, None])
+    return acc * old_weight[:, None] + contribution, denominator * old_weight + weight, new_peak
+
+
+@triton.jit
+def finish(acc, denominator, peak):
+    """(out, lse) of the running sum; an empty sum is (0, -inf)."""
+    empty = denominator == 0.0
+    safe = tl.where(empty, 1.0, denominator)
+    return acc / safe[:, None], tl.where(empty, float("-inf"), peak + tl.log(safe))
+
+
+@triton.jit
+def _merge_pieces_kernel(
+    outs, lses, merged, merged_lse,
+    stride_op, stride_ob, stride_oh, stride_od,
+    stride_lp, stride_lb, stride_lh,
+    stride_mb, stride_mh, stride_md, stride_nb, stride_nh,
+    num_pieces, num_heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    dims = tl.arange(0, BLOCK_D)
+    head_mask = heads < num_heads
+    mask = head_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    denominator = tl.zeros([BLOCK_H], tl.float32)
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    for piece in range(num_pieces):
+        lse = tl.load(lses + piece * stride_lp + row * stride_lb + heads * stride_lh, head_mask, other=float("-inf"))
+        offsets = piece * stride_op + row * stride_ob + heads[:, None] * stride_oh + dims[None, :] * stride_od
+        out = tl.load(outs + offsets, mask, other=0.0).to(tl.float32)
+        acc, denominator, peak = add_source(acc, denominator, peak, out, lse.to(tl.float32))
+    out, lse = finish(acc, denominator, peak)
+    target = merged + row * stride_mb + heads[:, None] * stride_mh + dims[None, :] * stride_md
+    tl.store(target, out.to(merged.dtype.element_ty), mask)
+    tl.store(merged_lse + row * stride_nb + heads * stride_nh, lse, head_mask)
+
+
+def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Merges `outs` [pieces, rows, heads, head_dim] with `lses` [pieces, rows, heads] into `out` and `lse`.
+
+    Any strides. `lses` and `lse` are fp32 natural logs: another dtype is refused, never cast.
+    """
+    if lses.dtype != torch.float32 or lse.dtype != torch.float32:
+        raise LayoutError(f"lse is {lses.dtype} in and {lse.dtype} out; both must be torch.float32 (natural log)")
+    if outs.shape[:3] != lses.shape or outs.shape[1:] != out.shape or out.shape[:2] != lse.shape:
+        raise LayoutError(f"shapes {list(outs.shape)}, {list(lses.shape)} do not merge into {list(out.shape)}")
+    pieces, rows, heads, head_dim = outs.shape
+    block_h = min(8, triton.next_power_of_2(heads))
+    _merge_pieces_kernel[(rows, triton.cdiv(heads, block_h))](
+        outs, lses, out, lse, *outs.stride(), *lses.stride(), *out.stride(), *lse.stride(), pieces, heads,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_H=block_h,
+    )  # fmt: skip
+
+
+@triton.jit
+def merge_step_kernel(
+    out, out_lse, prefix_out, prefix_lse, suffix_out, suffix_lse,
+    row_tile, row_query, source_indptr, sources, suffix_indptr,
+    stride_ob, stride_oh, stride_lb, stride_lh,
+    num_q_heads,
+    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, WITH_LSE: tl.constexpr,
+):  # fmt: skip
+    """One batch row and KV head: the partials of its query tile, then those of its own suffix, in planned order."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    tile = tl.load(row_tile + row)
+    suffix_begin = tl.load(suffix_indptr + row)
+    suffix_end = tl.load(suffix_indptr + row + 1)
+    if (tile < 0) & (suffix_end == suffix_begin + 1):
+        return  # the suffix kernel wrote this row itself
+    queries = tl.arange(0, BLOCK_G)
+    dims = tl.arange(0, BLOCK_D)
+    query_mask = queries < GQA
+    mask = query_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    denominator = tl.zeros([BLOCK_G], tl.float32)
+    peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    if tile >= 0:
+        first_query = tl.load(row_query + row)
+        for index in range(tl.load(source_indptr + tile + head), tl.load(source_indptr + tile + head + 1)):
+            rows = tl.load(sources + index) + first_query + queries
+            part_lse = tl.load(prefix_lse + rows, query_mask, other=float("-inf"))
+            part = tl.load(prefix_out + rows[:, None] * HEAD_DIM + dims[None, :], mask, other=0.0)
+            acc, denominator, peak = add_source(acc, denominator, peak, part, part_lse)
+    for item in range(suffix_begin, suffix_end):
+        rows = item * num_q_heads + head * GQA + queries
+        part_lse = tl.load(suffix_lse + rows, query_mask, other=float("-inf"))
+        part = tl.load(suffix_out + rows[:, None] * HEAD_DIM + dims[None, :], mask, other=0.0)
+        acc, denominator, peak = add_source(acc, denominator, peak, part, part_lse)
+    result, lse = finish(acc, denominator, peak)
+    heads = head * GQA + queries
+    target = out + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask)
+    if WITH_LSE:
+        tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, query_mask)
