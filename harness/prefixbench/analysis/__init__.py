@@ -2,6 +2,8 @@
 
 metrics       block_metrics(Block) -> BlockMetrics; request_latencies(Block) -> Latencies
 quantity      Quantity (a figure or the reason why there is none); percentile(values, q) -> Quantity
+frame         blocks(records, exclude) -> one row per block; launches(blocks) -> one per record; kernels(records);
+              points(launches) -> Point(key, variant, rows) with .arms, .sample(arm, metric), .step_shares(arm)
 stats         Sample = {launch id: value}; mean_interval, difference, ratio, contrast_ratio -> Interval; instability
 attribution   attribute(rungs), attribute_reported(tok_s) -> Attribution; shapley(...) -> ShapleySplit
 """

@@ -1,0 +1,309 @@
+"""Records -> tidy pandas frames: one row per block, one per launch, one per kernel timing.
+
+Blocks are left out only by an explicit `exclude` rule; they stay in `blocks` with the reason, `launches` counts them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import pandas as pd
+
+from prefixbench.analysis.metrics import block_metrics
+from prefixbench.analysis.quantity import Quantity
+from prefixbench.analysis.stats import Sample
+from prefixbench.case import ServingCase
+from prefixbench.record import Block, Environment, Record, ServingMeasurement
+
+METRICS = (
+    "decode_tok_s",
+    "decode_tok_s_whole",
+    "end_to_end_tok_s",
+    "tpot_ms",
+    "ttft_ms",
+)
+HIGHER_IS_BETTER = {
+    "decode_tok_s": True,
+    "decode_tok_s_whole": True,
+    "end_to_end_tok_s": True,
+    "tpot_ms": False,
+    "ttft_ms": False,
+    "kernel_us": False,
+}
+KERNELS = ("stock", "paged", "cascade", "dense")
+
+# What makes two rows the same point of a sweep, measured by different paths.
+POINT = (
+    "model",
+    "workload",
+    "prefix_tokens",
+    "suffix_tokens",
+    "output_tokens",
+    "concurrency",
+    "tensor_parallel",
+    "engine",
+    "stock_backend",
+    "settings",
+    "device",
+)
+# Settings that exist only with the plugin: they make variants of our paths, not other points.
+PLUGIN_SETTINGS = ("dense_m_eff", "min_run_tokens", "timers")
+
+# Flags that make a block's speed untrustworthy, by how they begin.
+UNTRUSTWORTHY = ("throttled", "clock fell", "no valid samples", "cold-cache")
+NOTHING: tuple[str, ...] = ()
+_TIMES = ("decode_s", "attention_s", "prefix_s", "plan_s")
+
+
+def blocks(records: Sequence[Record], exclude: Sequence[str] = NOTHING) -> pd.DataFrame:
+    """One row per block of every serving record; missing figures are NaN, their reasons in `missing`.
+
+    `exclude` lists beginnings of flags: a block with such a flag gets `excluded` True and says why.
+    """
+    rows = [
+        {**_identity(record), **_block_row(record.case, block, exclude)}
+        for record in records
+        if isinstance(record.case, ServingCase) and isinstance(record.measurement, ServingMeasurement)
+        for block in record.measurement.blocks
+    ]
+    return pd.DataFrame(rows)
+
+
+def launches(block_rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per record: means over its blocks that are not excluded, step shares over all their steps.
+
+    `blocks_used` and `blocks_excluded` say how many; a record without a usable block keeps its row with NaN figures.
+    """
+    if block_rows.empty:
+        return block_rows
+    rows = []
+    for _, group in block_rows.groupby("record_id", sort=False):
+        used = group[~group["excluded"]]
+        row = {name: group.iloc[0][name] for name in _IDENTITY}
+        row |= {
+            name: used[name].mean() for name in (*METRICS, "realized_batch", "steady_batch", "m_eff", "sm_clock_mhz")
+        }
+        totals = {name: float(used[name].sum(min_count=1)) for name in (*_step_columns(), *_TIMES)}
+        row |= {name: used[name].sum() for name in ("completed", "failed", "warmup_in_flight")}
+        row |= totals | _step_shares(totals)
+        row["blocks_used"], row["blocks_excluded"] = len(used), len(group) - len(used)
+        row["flags"] = tuple(dict.fromkeys(flag for flags in group["flags"] for flag in flags))
+        row["exclusions"] = tuple(dict.fromkeys(reason for reason in group["exclusion"] if reason))
+        row["cache_state"] = "; ".join(dict.fromkeys(used["cache_state"]))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def kernels(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per timing of every kernel record, with achieved rates and the traffic counters beside it.
+
+    `served_from_l2` is True when the modelled bytes would need more than the copy bandwidth plus a tenth.
+    """
+    rows = []
+    for record in records:
+        measurement = record.measurement
+        if isinstance(record.case, ServingCase) or measurement is None or isinstance(measurement, ServingMeasurement):
+            continue
+        case = record.case
+        hardware = next((t for t in measurement.traffic if t.source == "ncu"), None)
+        for timing in measurement.timings:
+            seconds = median(timing.samples_us) / 1e6 if timing.samples_us else math.nan
+            rate, copy = measurement.model_bytes / seconds, measurement.copy_bandwidth_bytes_per_s
+            rows.append(
+                {
+                    "record_id": record.record_id,
+                    "case_hash": record.case_hash,
+                    "launch_id": record.launch.launch_id,
+                    "status": record.status,
+                    "device": device_name(record.environment),
+                    "implementation": case.implementation,
+                    "path_ran": measurement.path_ran,
+                    "layout": case.layout,
+                    "dtype": case.dtype,
+                    "prefix_tokens": case.prefix_tokens,
+                    "suffix_tokens": case.suffix_tokens,
+                    "batch": case.batch,
+                    "q_heads": case.q_heads,
+                    "kv_heads": case.kv_heads,
+                    "head_dim": case.head_dim,
+                    "page_size": case.page_size,
+                    "m_eff": case.batch * case.q_heads // case.kv_heads,
+                    "settings": json.dumps(case.settings, sort_keys=True),
+                    "l2": timing.l2,
+                    "clock": timing.clock,
+                    "kernel_us": seconds * 1e6,
+                    "repetitions": len(timing.samples_us),
+                    "flops_per_s": measurement.flops / seconds,
+                    "bytes_per_s": rate,
+                    "copy_bytes_per_s": _nan(copy),
+                    "matmul_flops_per_s": _nan(measurement.matmul_flops_per_s),
+                    "model_bytes": measurement.model_bytes,
+                    "dram_read_bytes": _nan(hardware.dram_read_bytes if hardware else None),
+                    "l2_read_bytes": _nan(hardware.l2_read_bytes if hardware else None),
+                    "served_from_l2": copy is not None and rate > 1.1 * copy,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Launch rows of one point of a sweep. `variant` holds the plugin settings when a sweep varied them."""
+
+    key: dict[str, object]
+    variant: str
+    rows: pd.DataFrame
+
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(self.rows["arm"]))
+
+    def sample(self, arm: str, metric: str = "decode_tok_s") -> Sample:
+        return sample(self.rows[self.rows["arm"] == arm], metric)
+
+    def step_shares(self, arm: str) -> dict[str, float] | None:
+        """Share of decode steps each kernel served over all launches of the arm; None without counters."""
+        steps = self.rows.loc[self.rows["arm"] == arm, list(_step_columns())].sum(min_count=1)
+        total = steps.sum(min_count=1)
+        if not total > 0:
+            return None
+        return {kernel: float(steps[f"steps_{kernel}"] / total) for kernel in KERNELS}
+
+    def record_ids(self, *arms: str) -> tuple[str, ...]:
+        chosen = self.rows[self.rows["arm"].isin(arms or self.arms)]
+        return tuple(chosen["record_id"])
+
+
+def points(launch_rows: pd.DataFrame) -> Iterator[Point]:
+    """Every point of the sweep with the rows of all its paths; stock without the plugin stands beside each variant."""
+    if launch_rows.empty:
+        return
+    for key, rows in launch_rows.groupby(list(POINT), sort=True, dropna=False):
+        variants = sorted(set(rows.loc[rows["plugin"], "variant"])) or [""]
+        for variant in variants:
+            yield Point(
+                key=dict(zip(POINT, key, strict=True)),
+                variant=variant,
+                rows=rows[~rows["plugin"] | (rows["variant"] == variant)],
+            )
+
+
+def sample(rows: pd.DataFrame, metric: str = "decode_tok_s") -> Sample:
+    """Launch id -> value, launches without a value left out."""
+    valid = rows[rows[metric].notna()]
+    return dict(zip(valid["launch_id"], valid[metric].astype(float), strict=True))
+
+
+def arm_name(case: ServingCase) -> str:
+    """The path; `stock` alone is unmodified SGLang, `stock+plugin` is the plugin told to do nothing."""
+    return "stock+plugin" if case.path == "stock" and case.plugin else case.path
+
+
+def device_name(environment: Environment) -> str:
+    """GPU name (x count), or the CPU's."""
+    names = [gpu.name for gpu in environment.gpus]
+    if not names:
+        return f"CPU: {environment.cpu or 'unknown'}"
+    return names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
+
+
+def flagged(flags: Sequence[str], rule: Sequence[str]) -> str | None:
+    """The first flag that begins like an entry of the rule."""
+    return next((flag for flag in flags if flag.startswith(tuple(rule))), None) if rule else None
+
+
+_IDENTITY = (
+    "record_id",
+    "case_hash",
+    "launch_id",
+    "launch_index",
+    "started_at",
+    "status",
+    "arm",
+    "path",
+    "plugin",
+    *POINT,
+    "variant",
+    "labels",
+)
+
+
+def _identity(record: Record) -> dict[str, object]:
+    case = record.case
+    assert isinstance(case, ServingCase)
+    engine = {k: v for k, v in case.engine_settings.items() if k not in PLUGIN_SETTINGS}
+    settings = {"engine": engine, "workload": case.workload_settings, "model": case.model_settings}
+    variant = {k: v for k, v in case.engine_settings.items() if k in PLUGIN_SETTINGS}
+    return {
+        "record_id": record.record_id,
+        "case_hash": record.case_hash,
+        "launch_id": record.launch.launch_id,
+        "launch_index": record.launch.index,
+        "started_at": record.launch.started_at,
+        "status": record.status,
+        "arm": arm_name(case),
+        "path": case.path,
+        "plugin": case.plugin,
+        **{name: getattr(case, name) for name in POINT if name not in ("settings", "device")},
+        "settings": json.dumps(settings, sort_keys=True),
+        "variant": json.dumps(variant, sort_keys=True),
+        "device": device_name(record.environment),
+        "labels": record.labels,
+    }
+
+
+def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[str, object]:
+    figures = block_metrics(block)
+    quantities: dict[str, Quantity] = {name: getattr(figures, name) for name in (*METRICS, "realized_batch")}
+    reason = flagged(block.flags, exclude)
+    row: dict[str, object] = {name: _nan(quantity.value) for name, quantity in quantities.items()}
+    heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")
+    group = heads / kv_heads if isinstance(heads, int) and isinstance(kv_heads, int) else math.nan
+    counters = block.counters
+    clocks = [s.sm_clock_mhz for t in block.telemetry for s in t.samples if s.sm_clock_mhz is not None]
+    steps = {f"steps_{kernel}": counters.steps.get(kernel, 0) if counters else math.nan for kernel in KERNELS}
+    row |= {
+        "position": block.position,
+        "missing": "; ".join(f"{name}: {q.reason}" for name, q in quantities.items() if q.reason),
+        "steady_batch": _nan(figures.steady_batch),
+        "m_eff": _nan(figures.realized_batch.value) * group,
+        "completed": figures.completed,
+        "failed": figures.failed,
+        "warmup_in_flight": figures.warmup_in_flight,
+        "output_tokens_total": figures.output_tokens,
+        "prompt_tokens_total": figures.prompt_tokens,
+        "hit_rate": _share(figures.cached_tokens, figures.prompt_tokens),
+        "token_source": figures.token_source,
+        **steps,
+        **_step_shares(steps),
+        **{name: _nan(getattr(counters, name) if counters else None) for name in _TIMES},
+        "wall_s": block.wall_s,
+        "cache_state": block.cache_state,
+        "flags": block.flags,
+        "sm_clock_mhz": fmean(clocks) if clocks else math.nan,
+        "excluded": reason is not None,
+        "exclusion": reason or "",
+    }
+    return row
+
+
+def _step_columns() -> tuple[str, ...]:
+    return tuple(f"steps_{kernel}" for kernel in KERNELS)
+
+
+def _step_shares(steps: Mapping[str, float]) -> dict[str, float]:
+    counts = {kernel: steps[f"steps_{kernel}"] for kernel in KERNELS}
+    total = sum(counts.values())
+    return {f"share_{kernel}": count / total if total > 0 else math.nan for kernel, count in counts.items()}
+
+
+def _share(part: int | None, whole: int) -> float:
+    return part / whole if part is not None and whole else math.nan
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
