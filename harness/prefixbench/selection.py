@@ -7,12 +7,12 @@ Sources add up, filters narrow down; without a source the whole runs folder is m
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefixbench.case import KernelCase, ServingCase
 from prefixbench.errors import UsageError
+from prefixbench.hints import unknown
 from prefixbench.record import Record
 
 _ALIASES = {
@@ -36,10 +36,6 @@ _OF_CASE = sorted(
     if not name.endswith("settings")
 )
 _SHORTEST_ID = 6
-
-
-def allowed_filters() -> list[str]:
-    return sorted({*_ALIASES, *_OF_RECORD, *_OF_CASE})
 
 
 @dataclass(frozen=True)
@@ -74,9 +70,7 @@ def parse_selector(selector: str | Sequence[str]) -> Selection:
             continue
         field = _ALIASES.get(name, name)
         if field not in _OF_RECORD and field not in _OF_CASE:
-            near = difflib.get_close_matches(name, allowed_filters(), 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"filter {name!r} is unknown; {hint}allowed: {', '.join(allowed_filters())}")
+            raise unknown("filter", name, {*_ALIASES, *_OF_RECORD, *_OF_CASE})
         filters[field] = tuple(part.strip().lower() for part in value.split(","))
     return Selection(tuple(sources), filters)
 

@@ -1,0 +1,109 @@
+"""Streams a block of requests to SGLang's /generate over loopback and keeps the arrival of every chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+
+from prefixbench.engines.base import SendPlan
+from prefixbench.engines.stream import StreamCounter
+from prefixbench.record import RequestSample
+from prefixbench.workloads import PromptSpec
+
+
+class StalledError(Exception):
+    """No request of the block got a chunk for too long."""
+
+
+def send_block(url: str, requests: Sequence[PromptSpec], how: SendPlan, stall_s: float) -> tuple[RequestSample, ...]:
+    """Sends all requests and returns their samples in order; a request's own failure is in its sample.
+
+    Bodies are encoded before the clock starts, so that the client's work does not share the timed window.
+    """
+    bodies = [_body(request, how.stream_interval) for request in requests]
+    return asyncio.run(_Block(url, requests, bodies, how, stall_s).run())
+
+
+class _Block:
+    def __init__(
+        self, url: str, requests: Sequence[PromptSpec], bodies: Sequence[bytes], how: SendPlan, stall_s: float
+    ) -> None:
+        self._url = url
+        self._requests = requests
+        self._bodies = bodies
+        self._how = how
+        self._stall_s = stall_s
+        self._start_s = self._progress_s = time.perf_counter()
+
+    async def run(self) -> tuple[RequestSample, ...]:
+        slots = asyncio.Semaphore(self._how.in_flight or len(self._requests))
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            self._start_s = self._progress_s = time.perf_counter()
+            jobs = [
+                asyncio.create_task(self._one(session, slots, request, body))
+                for request, body in zip(self._requests, self._bodies, strict=True)
+            ]
+            pending: set[asyncio.Task[RequestSample]] = set(jobs)
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=1.0)
+                silent_s = time.perf_counter() - self._progress_s
+                if pending and silent_s > self._stall_s:
+                    for job in pending:
+                        job.cancel()
+                    raise StalledError(f"no token for {silent_s:.0f} s while {len(pending)} requests were waiting")
+            return tuple(job.result() for job in jobs)
+
+    async def _one(
+        self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, request: PromptSpec, body: bytes
+    ) -> RequestSample:
+        if self._how.in_flight is None:
+            await asyncio.sleep(max(0.0, request.arrival_s - self._now()))
+        async with slots:
+            self._progress_s = time.perf_counter()
+            # An open-loop request counts from when it should have been sent, or a slow server hides its own delay.
+            sent_s = request.arrival_s if self._how.in_flight is None else self._now()
+            counter = StreamCounter(sent_s, len(request.input_ids))
+            try:
+                async for payload in self._payloads(session, body):
+                    counter.feed(payload, self._now())
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                return counter.sample(f"{type(error).__name__}: {error}")
+            return counter.sample()
+
+    async def _payloads(self, session: aiohttp.ClientSession, body: bytes) -> AsyncIterator[dict[str, Any]]:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(f"{self._url}/generate", data=body, headers=headers) as response:
+            if response.status != 200:
+                raise ValueError(f"HTTP {response.status}: {(await response.text())[:300]}")
+            unread = b""
+            async for received in response.content.iter_any():
+                self._progress_s = time.perf_counter()
+                *events, unread = (unread + received).split(b"\n\n")
+                for event in events:
+                    data = event.removeprefix(b"data: ")
+                    if data == b"[DONE]":
+                        return
+                    payload = json.loads(data)
+                    if "error" in payload:
+                        raise ValueError(str(payload["error"]))
+                    yield payload
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start_s
+
+
+def _body(request: PromptSpec, stream_interval: int) -> bytes:
+    sampling = {
+        "temperature": 0,
+        "max_new_tokens": request.max_new_tokens,
+        "ignore_eos": True,
+        "stream_interval": stream_interval,
+    }
+    return json.dumps({"input_ids": request.input_ids, "sampling_params": sampling, "stream": True}).encode()

@@ -1,0 +1,234 @@
+"""SGLang as its users run it: `python -m sglang.launch_server`, spoken to over HTTP, switched through its own calls."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from prefixbench.config import RunConfig
+from prefixbench.engines import checkpoints
+from prefixbench.engines.base import SendPlan, ServerFailedError
+from prefixbench.engines.client import StalledError, send_block
+from prefixbench.engines.plugin_state import plugin_state, read_counters, read_placement
+from prefixbench.engines.process import ServerProcess, end_orphans
+from prefixbench.errors import EngineError
+from prefixbench.record import PlacementTrace, RequestSample, StepCounters
+from prefixbench.sweep import has_graphs, stock_backend
+from prefixbench.workloads import PromptSpec
+
+_CPU_POOL_TOKENS = 131072
+_CALL_TIMEOUT_S = 120.0
+_CPU_PLATFORM = "prefixonce_cpu"
+_PLUGIN = "prefixonce"
+_NO_PLUGIN = "no-plugin"  # SGLANG_PLUGINS is a whitelist whose empty value means "all": name one that does not exist
+
+
+def create(config: RunConfig) -> SglangEngine:
+    return SglangEngine(config)
+
+
+class SglangEngine:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        is_cpu = config.gpus.device == "cpu"
+        self.device_indices = None if is_cpu else tuple(range(config.gpus.count))
+        self.resources = ("cpu",) if is_cpu else tuple(_device_name(index) for index in range(config.gpus.count))
+        self.labels = (
+            *(("cpu",) if is_cpu else ()),
+            *(() if config.model.path else ("random-weights",)),
+            "synthetic-prompts",
+        )
+
+    def check(self) -> None:
+        if importlib.util.find_spec("sglang") is None:
+            raise EngineError("engine=sglang needs SGLang, which is not installed; pip install 'prefixonce[sglang]'")
+        if self._config.gpus.device == "cpu":
+            if _CPU_PLATFORM not in {e.name for e in importlib.metadata.entry_points(group="sglang.srt.platforms")}:
+                raise EngineError(
+                    "gpus=cpu needs the distribution prefixonce-platform-cpu; pip install ./kernels/platform-cpu"
+                )
+            return
+        import torch
+
+        if torch.cuda.device_count() < self._config.gpus.count:
+            raise EngineError(
+                f"gpus={self._config.gpus.count} was asked for and torch sees {torch.cuda.device_count()}; use gpus=cpu"
+            )
+
+    def start(self, plugin: bool, seed: int, log: Path) -> SglangServer:
+        end_orphans()
+        folder = checkpoints.prepare(self._config.model)
+        port = _free_port()
+        command = server_command(self._config, folder, port, plugin, seed)
+        process = ServerProcess(command, server_environment(self._config, plugin, os.environ), log)
+        server = SglangServer(process, command, f"http://127.0.0.1:{port}", self._config.engine.stall_timeout_s)
+        try:
+            server.wait_until_ready(self._config.engine.start_timeout_s)
+            server.check_plugin(plugin)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+
+class SglangServer:
+    def __init__(self, process: ServerProcess, command: Sequence[str], url: str, stall_s: float) -> None:
+        self.command = tuple(command)
+        self.startup_s = 0.0
+        self._process = process
+        self._url = url
+        self._stall_s = stall_s
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        start_s = time.perf_counter()
+        self._process.wait_until(self._is_healthy, timeout_s)
+        self.startup_s = time.perf_counter() - start_s
+
+    def check_plugin(self, wanted: bool) -> None:
+        """A server must never be measured under another one's name: SGLang skips a plugin that fails and serves on."""
+        if (plugin_state(self._info()) is not None) is not wanted:
+            raise ServerFailedError(
+                f"the server {'does not report' if wanted else 'reports'} the plugin prefixonce, "
+                f"which this launch {'needs' if wanted else 'must not have'}; its log says why"
+            )
+
+    def set_path(self, path: str) -> None:
+        from prefixonce.step import Mode
+
+        self._control({"prefixonce_path": Mode.parse(path).value})
+
+    def flush(self) -> bool:
+        return self._call("POST", "/flush_cache").status_code == 200
+
+    def snapshot_pool(self) -> None:
+        if plugin_state(self._info()) is not None:
+            self._control({"prefixonce_snapshot": 1})
+
+    def prime(self, prompt: Sequence[int]) -> None:
+        (sample,) = self.send((PromptSpec(tuple(prompt), 1),), SendPlan(1, 1))
+        if sample.error is not None:
+            raise ServerFailedError(f"priming a prefix of {len(prompt)} tokens failed: {sample.error}")
+
+    def send(self, requests: Sequence[PromptSpec], how: SendPlan) -> tuple[RequestSample, ...]:
+        try:
+            samples = send_block(self._url, requests, how, self._stall_s)
+        except StalledError as error:
+            stacks = self._process.stacks() or self._process.tail()
+            raise ServerFailedError(str(error), "timeout", stacks) from None
+        if any(sample.error is not None for sample in samples):
+            self._process.check_alive()
+        return samples
+
+    def counters(self) -> StepCounters | None:
+        state = plugin_state(self._info())
+        return None if state is None else read_counters(state)
+
+    def placement(self) -> PlacementTrace | None:
+        state = plugin_state(self._info())
+        return None if state is None else read_placement(state)
+
+    def log_tail(self) -> str:
+        return self._process.tail()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def _is_healthy(self) -> bool:
+        try:
+            return requests.get(f"{self._url}/health", timeout=5).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def _info(self) -> Mapping[str, Any]:
+        answer = self._call("GET", "/server_info")
+        if answer.status_code != 200:
+            raise ServerFailedError(f"/server_info answered HTTP {answer.status_code}: {answer.text[:300]}")
+        info: Mapping[str, Any] = answer.json()
+        return info
+
+    def _control(self, values: Mapping[str, int]) -> None:
+        answer = self._call("POST", "/set_internal_state", {"server_args": dict(values)})
+        if answer.status_code != 200 or not all(answer.json()):
+            raise ServerFailedError(f"the server refused {dict(values)}: HTTP {answer.status_code} {answer.text[:300]}")
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
+        try:
+            return requests.request(method, f"{self._url}{path}", json=body, timeout=_CALL_TIMEOUT_S)
+        except requests.RequestException as error:
+            self._process.check_alive()
+            raise ServerFailedError(f"{path} was not answered: {error}", detail=self._process.tail()) from None
+
+
+def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, seed: int) -> tuple[str, ...]:
+    """The command line of one launch; everything that differs between launches with and without the plugin is here."""
+    engine, gpus = config.engine, config.gpus
+    is_cpu = gpus.device == "cpu"
+    backend = stock_backend(config)
+    pool_tokens = engine.max_total_tokens or (_CPU_POOL_TOKENS if is_cpu else None)
+    options: dict[str, object] = {
+        "model-path": folder,
+        "host": "127.0.0.1",
+        "port": port,
+        "random-seed": seed,
+        "load-format": "dummy" if config.model.weights == "dummy" and config.model.path is None else "auto",
+        "dtype": config.model.dtype,
+        "attention-backend": backend,
+        "decode-attention-backend": _PLUGIN if plugin else backend,
+        "page-size": engine.page_size,
+        "max-running-requests": engine.max_running_requests,
+        "tp-size": gpus.count,
+        "grammar-backend": "none",
+        "sampling-backend": "pytorch",
+        "decode-log-interval": 100,
+        "mem-fraction-static": engine.mem_fraction_static,
+    }
+    if plugin:
+        options["radix-cache-backend"] = _PLUGIN
+    if pool_tokens is not None:
+        options["max-total-tokens"] = pool_tokens
+    if engine.chunked_prefill_size is not None:
+        options["chunked-prefill-size"] = engine.chunked_prefill_size
+    if is_cpu:
+        options["device"] = "cpu"
+    if has_graphs(config):
+        options["cuda-graph-max-bs-decode"] = engine.cuda_graph_max_bs
+    flags = ["--skip-tokenizer-init", "--disable-prefill-cuda-graph" if has_graphs(config) else "--disable-cuda-graph"]
+    spelled = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return (sys.executable, "-m", "sglang.launch_server", *spelled, *flags, *engine.extra_args)
+
+
+def server_environment(config: RunConfig, plugin: bool, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: exactly one plugin or none, and the plugin's settings from the configuration alone."""
+    environment = {name: value for name, value in inherited.items() if not name.startswith("PREFIXONCE_")}
+    environment["SGLANG_PLUGINS"] = _PLUGIN if plugin else _NO_PLUGIN
+    if config.gpus.device == "cpu":
+        environment["SGLANG_PLATFORM"] = _CPU_PLATFORM
+    if plugin:
+        environment |= {
+            "PREFIXONCE_PATH": "stock",
+            "PREFIXONCE_DENSE_M_EFF": str(config.engine.dense_m_eff),
+            "PREFIXONCE_MIN_RUN_TOKENS": str(config.engine.min_run_tokens),
+            "PREFIXONCE_TIMERS": str(int(config.engine.timers)),
+        }
+    return environment
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _device_name(index: int) -> str:
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return f"gpu-{visible[index] if index < len(visible) else index}"

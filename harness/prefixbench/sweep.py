@@ -1,0 +1,151 @@
+"""From a configuration to cases, and from cases to server launches that measure many of them at once.
+
+The replicate is the server launch, and one server can measure every case that needs the same server: same model,
+GPUs, engine settings and plugin. So a sweep is a list of launches; inside one, cells (the same sizes and concurrency)
+follow one another in a seeded order, and within a cell the paths take turns. A cell is recorded as soon as it is done,
+so a kill loses one cell at most.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from prefixbench.case import ServingCase, Settings, case_hash
+from prefixbench.config import RunConfig
+from prefixbench.config_checks import values
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One server start: which cases it measures, and the place of this replicate in each case's series."""
+
+    plugin: bool
+    cases: tuple[ServingCase, ...]
+    index: int
+
+
+def cases(config: RunConfig) -> tuple[ServingCase, ...]:
+    """Every case of one job, in the order the axes were given; the baseline without the plugin comes last."""
+    return tuple(
+        _case(config, path, plugin, *sizes)
+        for plugin in (True, False)
+        for sizes in product(*(values(config, axis) for axis in ("prefix_len", "suffix_len", "output_len", "concurrency")))
+        for path, asked in config.path.items()
+        if asked.plugin in ("both", "with" if plugin else "without")
+    )
+
+
+def plan(wanted: Sequence[ServingCase], launches: int, done: Mapping[str, int]) -> tuple[LaunchPlan, ...]:
+    """The launches still needed, given how many good records each case hash has.
+
+    Launches with and without the plugin alternate, and which goes first alternates too, so that a machine that warms
+    up or slows down favours neither.
+    """
+    plans: list[LaunchPlan] = []
+    for index in range(launches):
+        pair = []
+        for plugin in (True, False):
+            missing = tuple(c for c in wanted if c.plugin is plugin and done.get(case_hash(c), 0) <= index)
+            if missing:
+                pair.append(LaunchPlan(plugin, missing, index))
+        plans += pair if index % 2 == 0 else pair[::-1]
+    return tuple(plans)
+
+
+def cells(launch: LaunchPlan, seed: int) -> tuple[tuple[ServingCase, ...], ...]:
+    """The launch's cases grouped by everything but the path; the order of cells is seeded and differs by launch."""
+    grouped: dict[tuple[int, int, int, int], list[ServingCase]] = {}
+    for case in launch.cases:
+        sizes = (case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency)
+        grouped.setdefault(sizes, []).append(case)
+    ordered = [tuple(group) for group in grouped.values()]
+    random.Random(f"{seed} {launch.index}").shuffle(ordered)
+    return tuple(ordered)
+
+
+def turns(cell: Sequence[ServingCase], launch_index: int, blocks: int) -> tuple[tuple[ServingCase, ...], ...]:
+    """Rounds of a cell. Each round starts one path later than the one before (counted over launches), and every
+    second cycle runs backwards: over launches each path takes each place and follows each other path."""
+    rounds = []
+    for block in range(blocks):
+        step = launch_index * blocks + block
+        start = step % len(cell)
+        order = [*cell[start:], *cell[:start]]
+        rounds.append(tuple(order[::-1] if (step // len(cell)) % 2 else order))
+    return tuple(rounds)
+
+
+def has_graphs(config: RunConfig) -> bool:
+    return config.engine.cuda_graph and config.gpus.device == "cuda"
+
+
+def stock_backend(config: RunConfig) -> str:
+    if config.engine.stock_backend != "auto":
+        return config.engine.stock_backend
+    return "torch_native" if config.gpus.device == "cpu" else "flashinfer"
+
+
+def _case(
+    config: RunConfig, path: str, plugin: bool, prefix: int, suffix: int, output: int, concurrency: int
+) -> ServingCase:
+    engine, measure = config.engine, config.measure
+    engine_settings: Settings = {
+        "device": config.gpus.device,
+        "page_size": engine.page_size,
+        "max_running_requests": engine.max_running_requests,
+        "max_total_tokens": engine.max_total_tokens,
+        "chunked_prefill_size": engine.chunked_prefill_size,
+        "mem_fraction_static": engine.mem_fraction_static,
+        "cuda_graph_max_bs": engine.cuda_graph_max_bs if has_graphs(config) else 0,
+        "extra_args": " ".join(engine.extra_args),
+    }
+    if plugin:
+        engine_settings |= {
+            "dense_m_eff": engine.dense_m_eff,
+            "min_run_tokens": engine.min_run_tokens,
+            "timers": engine.timers,
+        }
+    return ServingCase(
+        model=config.model.name,
+        path=path,
+        plugin=plugin,
+        prefix_tokens=prefix,
+        suffix_tokens=suffix,
+        output_tokens=output,
+        concurrency=concurrency,
+        tensor_parallel=config.gpus.count,
+        engine=engine.name,
+        stock_backend=stock_backend(config),
+        workload=config.workload.name,
+        engine_settings=engine_settings,
+        workload_settings={
+            **config.workload.settings,
+            "seed": config.seed,
+            "measure.blocks": measure.blocks,
+            "measure.warmup_blocks": measure.warmup_blocks,
+            "measure.warmup_scope": measure.warmup_scope,
+            "measure.stream_interval": measure.stream_interval,
+        },
+        model_settings=_model_settings(config),
+    )
+
+
+def _model_settings(config: RunConfig) -> Settings:
+    model = config.model
+    return {
+        "weights": "real" if model.path else model.weights,
+        "folder": Path(model.path).name if model.path else None,
+        "hidden": model.hidden,
+        "intermediate": model.intermediate,
+        "layers": model.layers,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "vocab": model.vocab,
+        "dtype": model.dtype,
+        "weights_seed": model.weights_seed,
+    }
