@@ -97,7 +97,7 @@ class RunConfig:
     tag: str | None = None
     runs: str = MISSING
     run_id: str = MISSING
-    typed: str | None = None
+    typed: list[str] = field(default_factory=list)
 
 
 def register_schema() -> None:

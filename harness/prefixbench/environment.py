@@ -107,7 +107,7 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 def plugin_digest() -> str:
-    """Twelve hex digits over the source of the kernels and the plugin: what a record of the plugin was measured with."""
+    """Twelve hex digits over the source of kernels and plugin: what a record of the plugin was measured with."""
     spec = importlib.util.find_spec("prefixonce")
     if spec is None or spec.origin is None:
         return "not installed"

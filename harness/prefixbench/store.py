@@ -76,14 +76,17 @@ def load(selector: str | Sequence[str], root: Path = Path("runs")) -> list[Recor
 
 def latest(root: Path = Path("runs")) -> list[Record]:
     """Records of the newest run below `root`, with those it counted as done; empty when there is none."""
-    sweeps = sorted(path for path in (root / SWEEPS).glob("*") if any(path.rglob(PLAN_FILE)))
-    if not sweeps:
-        return []
+    runs = sorted({plan.relative_to(root / SWEEPS).parts[0] for plan in (root / SWEEPS).rglob(PLAN_FILE)})
+    return of_run(root, runs[-1]) if runs else []
+
+
+def of_run(root: Path, run_id: str) -> list[Record]:
+    """Records that one run made, with those it counted as done."""
     reused: set[str] = set()
-    for plan in sweeps[-1].rglob(PLAN_FILE):
+    for plan in (root / SWEEPS / run_id).rglob(PLAN_FILE):
         reused.update(json.loads(plan.read_text())["reused"])
     everything = read_tree(root).records
-    return _ordered(r for r in everything if r.record_id in reused or (r.notes or {}).get("sweep") == sweeps[-1].name)
+    return _ordered(r for r in everything if r.record_id in reused or (r.notes or {}).get("sweep") == run_id)
 
 
 @dataclass(frozen=True)

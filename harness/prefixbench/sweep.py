@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from prefixbench.case import ServingCase, Settings, case_hash
-from prefixbench.config import RunConfig
+from prefixbench.config import AXES, RunConfig
 from prefixbench.config_checks import values
 
 
@@ -33,7 +33,7 @@ def cases(config: RunConfig) -> tuple[ServingCase, ...]:
     return tuple(
         _case(config, path, plugin, *sizes)
         for plugin in (True, False)
-        for sizes in product(*(values(config, axis) for axis in ("prefix_len", "suffix_len", "output_len", "concurrency")))
+        for sizes in product(*(values(config, axis) for axis in AXES))
         for path, asked in config.path.items()
         if asked.plugin in ("both", "with" if plugin else "without")
     )

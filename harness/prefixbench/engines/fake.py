@@ -115,7 +115,7 @@ class FakeServer:
             prompt_tokens=len(request.input_ids),
             cached_tokens=min(cached, len(request.input_ids) - 1),
             output_tokens=tokens,
-            token_source="usage",
+            token_source="usage",  # noqa: S106 - counts tokens, not a password
             finish_reason="length",
         )
 

@@ -1,0 +1,181 @@
+"""One server launch: start, then cell after cell with the paths taking turns, an outcome for every case."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefixbench import sweep
+from prefixbench.case import ServingCase, Settings, case_hash
+from prefixbench.config import RunConfig
+from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError
+from prefixbench.measures.base import Task
+from prefixbench.measures.serving import measure_block, warm_up
+from prefixbench.record import Block, Failure, Launch, PlacementTrace, ServingMeasurement, Status
+from prefixbench.sweep import LaunchPlan
+from prefixbench.telemetry import Sampler
+from prefixbench.workloads import Workload, build
+
+Cell = tuple[ServingCase, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case gave in one launch; becomes a record."""
+
+    case: ServingCase
+    launch: Launch
+    status: Status
+    measurement: ServingMeasurement | None
+    failure: Failure | None
+    notes: Settings
+    server_log: str
+    measured_s: float
+
+
+def build_workload(config: RunConfig, case: ServingCase) -> Workload:
+    """The prompts of a case; the same for every path, block and launch, so that figures can be paired."""
+    return build(
+        config.workload.name,
+        config.workload.settings,
+        prefix_tokens=case.prefix_tokens,
+        suffix_tokens=case.suffix_tokens,
+        output_tokens=case.output_tokens,
+        concurrency=case.concurrency,
+        vocab_size=config.model.vocab,
+        seed=config.seed,
+    )
+
+
+def run_launch(
+    config: RunConfig,
+    engine: Engine,
+    plan: LaunchPlan,
+    cells: Sequence[Cell],
+    logs: Path,
+    emit: Callable[[Outcome], None],
+) -> None:
+    """Measures `cells` on one server. `emit` is called once for each case that came to an end, good or bad; when the
+    server fails, the cases it had not reached get no outcome and may be tried in another launch."""
+    now = datetime.now(UTC)
+    launch = Launch(f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}", plan.index, now.isoformat("T", "milliseconds"), None)
+    log = logs / f"{launch.launch_id}.log"
+    try:
+        server = engine.start(plan.plugin, config.seed + plan.index, log)
+    except ServerFailedError as error:
+        text = log.read_text(errors="replace") if log.exists() else ""
+        for case in (case for cell in cells for case in cell):
+            emit(Outcome(case, launch, error.status, None, _failure("start", error), {}, text, 0.0))
+        return
+    launch = replace(launch, startup_s=server.startup_s, server_command=server.command)
+    try:
+        measuring = _Launched(config, engine, server, launch, emit)
+        for cell in cells:
+            if not measuring.measure(cell):
+                return
+    finally:
+        server.stop()
+
+
+@dataclass
+class _Measured:
+    """One case while its cell is being measured."""
+
+    task: Task
+    warmup_blocks: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    placement: PlacementTrace | None = None
+    seconds: float = 0.0
+
+
+class _Launched:
+    """A server that runs, and the order of what was done with it."""
+
+    def __init__(
+        self, config: RunConfig, engine: Engine, server: Server, launch: Launch, emit: Callable[[Outcome], None]
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._server = server
+        self._launch = launch
+        self._emit = emit
+        self._warmed: set[str] = set()
+        self._position = 0
+
+    def measure(self, cell: Cell) -> bool:
+        """Measures one cell and emits its cases; False when the server failed."""
+        blocks = self._config.measure.blocks
+        measured = {case_hash(case): _Measured(self._task(case)) for case in cell}
+        rounds = sweep.turns(cell, self._launch.index, blocks)
+        running = cell[0]
+        try:
+            for case in (case for turn in rounds for case in turn):
+                running = case
+                self._measure_once(measured[case_hash(case)])
+        except ServerFailedError as error:
+            for case in cell:
+                if len(measured[case_hash(case)].blocks) == blocks:
+                    self._emit(self._outcome(measured[case_hash(case)]))
+            self._emit(self._outcome(measured[case_hash(running)], error))
+            return False
+        for state in measured.values():
+            self._emit(self._outcome(state))
+        return True
+
+    def _measure_once(self, state: _Measured) -> None:
+        start_s = time.perf_counter()
+        case = state.task.case
+        warmed = case.path if self._config.measure.warmup_scope == "launch" else case_hash(case)
+        if warmed not in self._warmed:
+            for _ in range(self._config.measure.warmup_blocks):
+                warm_up(self._server, state.task)
+                state.warmup_blocks += 1
+            self._warmed.add(warmed)
+        state.blocks.append(measure_block(self._server, state.task, self._position))
+        state.placement = self._server.placement()
+        state.seconds += time.perf_counter() - start_s
+        self._position += 1
+
+    def _task(self, case: ServingCase) -> Task:
+        workload = build_workload(self._config, case)
+        is_closed_loop = all(request.arrival_s == 0 for request in workload.requests)
+        how = SendPlan(case.concurrency if is_closed_loop else None, self._config.measure.stream_interval)
+        interval_s = self._config.measure.telemetry_interval_s
+        return Task(case, workload, how, lambda: Sampler(self._engine.device_indices, interval_s))
+
+    def _outcome(self, state: _Measured, error: ServerFailedError | None = None) -> Outcome:
+        case = state.task.case
+        threshold = self._config.engine.dense_m_eff if case.plugin else None
+        status, failure = verdict(state.blocks)
+        if error is not None:
+            status, failure = error.status, _failure("server", error)
+        return Outcome(
+            case=case,
+            launch=self._launch,
+            status=status,
+            measurement=ServingMeasurement(tuple(state.blocks), state.warmup_blocks, state.placement, threshold),
+            failure=failure,
+            notes={f"workload.{name}": value for name, value in state.task.workload.note.items()},
+            server_log=self._server.log_tail(),
+            measured_s=state.seconds,
+        )
+
+
+def verdict(blocks: Sequence[Block]) -> tuple[Status, Failure | None]:
+    """What the blocks of a case amount to. Failed requests stay in their block, where analysis leaves them out."""
+    samples = [sample for block in blocks for sample in block.requests]
+    failed = [sample for sample in samples if sample.error is not None]
+    if failed:
+        status: Status = "failed" if len(failed) == len(samples) else "partial"
+        return status, Failure("request", f"{len(failed)} of {len(samples)} requests failed", failed[0].error)
+    if blocks and all("cold-cache" in block.flags for block in blocks):
+        return "failed", Failure("cold-cache", "no block found the shared prefix in the cache", blocks[0].cache_state)
+    return "ok", None
+
+
+def _failure(kind: str, error: ServerFailedError) -> Failure:
+    return Failure(kind, str(error), error.detail)
