@@ -58,7 +58,7 @@ SERVING = ServingCase(
     workload_settings={"seed": 0},
     model_settings={},
 )
-KERNEL = KernelCase("dense", 8192, 0, 256, 32, 8, 128, 16, "bf16", "shared-contiguous", {})
+KERNEL = KernelCase("dense", 8192, 0, 256, 32, 8, 128, 16, "bfloat16", "shared-contiguous", {})
 
 
 def request(
