@@ -10,35 +10,46 @@ import torch
 
 from prefixbench.measures.kernel.timing import Clock
 
+_REPETITIONS = 7
+
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`copy_bytes_per_s` counts bytes read plus bytes written; `matmul_flops_per_s` is a square bf16 product."""
+    """`copy_bytes_per_s` counts bytes read plus bytes written; `matmul_flops_per_s` is a square product, bf16 on a GPU
+    and fp32 on a CPU. `l2_bytes` 0 where it is not known."""
 
     copy_bytes_per_s: float
     matmul_flops_per_s: float
     l2_bytes: int
 
 
-def measure_ceilings(
-    clock: Clock, device: torch.device, *, copy_bytes: int = 1 << 32, matmul_size: int = 8192, repetitions: int = 7
-) -> Ceilings:
-    """Medians over `repetitions`, on random data: zeros are faster than what real work sees."""
-    source = torch.randn(copy_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    copy_us = _median_us(clock, lambda: target.copy_(source), repetitions)
-    del source, target
-    a, b = (torch.randn(matmul_size, matmul_size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    matmul_us = _median_us(clock, lambda: torch.mm(a, b, out=out), repetitions)
+def measure_ceilings(clock: Clock, device: torch.device) -> Ceilings:
+    """Sizes far over every cache on a GPU; on a CPU small ones, whose rates only say what kind of machine it is."""
     is_cuda = device.type == "cuda"
     l2_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size) if is_cuda else 0
-    return Ceilings(2e6 * (copy_bytes // 4 * 4) / copy_us, 2e6 * matmul_size**3 / matmul_us, l2_bytes)
+    return Ceilings(
+        _copy_bytes_per_s(clock, device, (1 << 32) if is_cuda else (1 << 27)),
+        _matmul_flops_per_s(clock, device, 8192 if is_cuda else 768, torch.bfloat16 if is_cuda else torch.float32),
+        l2_bytes,
+    )
 
 
-def _median_us(clock: Clock, call: Callable[[], object], repetitions: int) -> float:
+def _copy_bytes_per_s(clock: Clock, device: torch.device, size_bytes: int) -> float:
+    source = torch.randn(size_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2e6 * size_bytes / _median_us(clock, lambda: target.copy_(source))
+
+
+def _matmul_flops_per_s(clock: Clock, device: torch.device, size: int, dtype: torch.dtype) -> float:
+    """Random data: zeros run faster than anything real."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2e6 * size**3 / _median_us(clock, lambda: torch.mm(a, b, out=out))
+
+
+def _median_us(clock: Clock, call: Callable[[], object]) -> float:
     for _ in range(2):
         call()
-    readings = [clock.time_us(call) for _ in range(repetitions)]
+    readings = [clock.time_us(call) for _ in range(_REPETITIONS)]
     clock.settle()
     return statistics.median(read() for read in readings)

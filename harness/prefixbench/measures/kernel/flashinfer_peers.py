@@ -20,7 +20,7 @@ _BACKENDS = ("fa2", "fa3")
 
 
 def implementations() -> tuple[Implementation, ...]:
-    found = [Implementation("flashinfer-decode", Path.STOCK, _unsupported, _decode)]
+    found = [Implementation("flashinfer-decode", Path.STOCK, _unsupported_decode, _decode)]
     for backend in _BACKENDS:
         found += [
             Implementation(
@@ -38,7 +38,11 @@ def implementations() -> tuple[Implementation, ...]:
     return tuple(found)
 
 
-def _unsupported(shape: Shape, device: torch.device) -> str | None:
+def _unsupported_decode(_: Shape, device: torch.device) -> str | None:
+    return _missing(device)
+
+
+def _missing(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "it needs a CUDA GPU"
     if find_spec("flashinfer") is None:
@@ -52,10 +56,10 @@ def _unsupported_prefix(backend: str, needs: str, shape: Shape, device: torch.de
         return "there is no shared prefix"
     if not needs.endswith(has) or (needs.startswith("contiguous") and shape.layout != "shared-contiguous"):
         return f"it serves a {needs}"
-    general = _unsupported(shape, device)
-    if general is None and backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
+    missing = _missing(device)
+    if missing is None and backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
         return "fa3 needs a Hopper GPU"
-    return general
+    return missing
 
 
 def _decode(inputs: Inputs) -> Prepared:

@@ -38,12 +38,14 @@ class Implementation:
     """`path` says how it reads a prefix: STOCK and PAGED once per request, CASCADE and DENSE once per step.
 
     `unsupported` gives the reason why it cannot serve a shape, or None; planning happens in `prepare`, untimed.
+    `compiles` says that its first call builds kernels, which is worth doing ahead.
     """
 
     name: str
     path: Path
     unsupported: Callable[[Shape, torch.device], str | None]
     prepare: Callable[[Inputs], Prepared]
+    compiles: bool = True
 
 
 def head_spec(shape: Shape) -> HeadSpec:

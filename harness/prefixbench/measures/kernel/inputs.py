@@ -80,7 +80,7 @@ class Inputs:
 
     @property
     def scale(self) -> float:
-        return self.shape.head_dim**-0.5
+        return 1 / math.sqrt(self.shape.head_dim)
 
     @property
     def device(self) -> torch.device:

@@ -45,7 +45,7 @@ class GraphClock:
     name = "CUDA events around a graph replay"
 
     def record(self, run: Run, order: Sequence[int]) -> Replay:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for i in sorted(set(order)):  # compile, allocate, choose algorithms: none of it may happen in capture
@@ -59,7 +59,7 @@ class GraphClock:
         return graph.replay
 
     def time_us(self, replay: Replay) -> Callable[[], float]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         replay()
         end.record()

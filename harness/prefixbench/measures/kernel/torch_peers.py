@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prefixbench.measures.kernel.implementation import Implementation, Prepared, Result
-from prefixbench.measures.kernel.inputs import Inputs, Shape
+from prefixbench.measures.kernel.inputs import DTYPES, Inputs, Shape
 from prefixbench.measures.kernel.timing import GraphClock
 from prefixonce import Path
 
@@ -26,7 +26,7 @@ _LEAST_SPLIT_TOKENS = 128
 def implementations() -> tuple[Implementation, ...]:
     """`cudnn-split-unmerged` leaves its partials unmerged in the timed part: the least that any split can take."""
     return tuple(
-        Implementation(name, Path.CASCADE, _unsupported, prepare)
+        Implementation(name, Path.CASCADE, _unsupported, prepare, compiles=False)
         for name, prepare in (
             ("cudnn", partial(_plain, _cudnn)),
             ("cudnn-split", partial(_split, True)),
@@ -114,5 +114,5 @@ def _merged_result(shape: Shape, ran: object) -> Result:
     group = shape.q_heads // shape.kv_heads
     out = out.view(shape.kv_heads, shape.batch, group, shape.head_dim).transpose(0, 1)
     lse = lse.reshape(shape.kv_heads, shape.batch, group).transpose(0, 1)
-    dtype = ran[0].dtype if ran[0].dtype != torch.float32 else out.dtype
-    return Result(out.reshape(shape.batch, shape.q_heads, shape.head_dim).to(dtype), lse.reshape(shape.batch, -1))
+    out = out.reshape(shape.batch, shape.q_heads, shape.head_dim).to(DTYPES[shape.dtype])
+    return Result(out, lse.reshape(shape.batch, shape.q_heads))
