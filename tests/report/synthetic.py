@@ -32,7 +32,9 @@ def step_seconds(path: str, prefix: int, concurrency: int) -> float:
     return 0.02 + 3e-7 * prefix * reads + 1e-4 * concurrency + OVERHEAD_S.get(path, 0.0)
 
 
-def measured(path: str, prefix: int, concurrency: int, launch: int, *, plugin: bool = True, **changes: object) -> Record:
+def measured(
+    path: str, prefix: int, concurrency: int, launch: int, *, plugin: bool = True, **changes: object
+) -> Record:
     """One case in one launch with 2% spread between launches and 1% between its two blocks."""
     rng = random.Random(f"{path}{prefix}{concurrency}{launch}{plugin}")
     step_s = step_seconds(path, prefix, concurrency) * rng.gauss(1.0, 0.02)

@@ -6,18 +6,17 @@ from dataclasses import replace
 
 from harness.builders import serving_record
 from prefixbench.record import PlacementTrace, PoolRun, RadixEvent
-from report.synthetic import measured, placement, sweep
-
 from prefixbench.report.placement import flow_section, memory_section, traced
 from prefixbench.report.view import Note, Section, Table, Widget
+from report.synthetic import measured, placement, sweep
 
 
 def widget(section: Section) -> Widget:
     return next(block for block in section.blocks if isinstance(block, Widget))
 
 
-def table(section: Section, id: str) -> list[list[object]]:
-    found = next(block for block in section.blocks if isinstance(block, Table) and block.id == id)
+def table(section: Section, name: str) -> list[list[object]]:
+    found = next(block for block in section.blocks if isinstance(block, Table) and block.id == name)
     return [[cell.value for cell in row] for row in found.rows]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prefixbench.analysis.stats import Interval
 from prefixbench.report.view import Figure, Json
 
 SYMBOLS = {
@@ -175,6 +176,13 @@ def shares(labels: Sequence[str], paths: Sequence[str], values: Sequence[Sequenc
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
     }
     return {"data": data, "layout": layout}
+
+
+def error_bar(interval: Interval) -> tuple[float | None, float | None]:
+    """Lengths above and below the estimate; None where there is no interval."""
+    if interval.estimate is None or interval.low is None or interval.high is None:
+        return None, None
+    return interval.high - interval.estimate, interval.estimate - interval.low
 
 
 def axis(spec: Axis) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from typing import cast
 
 from prefixbench.report.view import Json
 
-_HTML_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_HTML_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 def clean(value: object) -> Json:
@@ -39,4 +39,4 @@ def dumps(value: object, *, indent: int | None = None) -> str:
 
 def dumps_for_script(value: object) -> str:
     """JSON for a `<script type="application/json">`: no `<`, so neither `</script>` nor `<!--` can appear."""
-    return dumps(value).translate(str.maketrans(_HTML_ESCAPES))
+    return dumps(value).translate(_HTML_ESCAPES)

@@ -56,11 +56,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class Switch:
-    """Charts of which one is seen at a time, chosen by a labelled radio group."""
+    """Charts of which one is seen at a time, chosen by a labelled radio group.
+
+    Switches of one `group` move together.
+    """
 
     id: str
     label: str
     options: tuple[tuple[str, Chart], ...]
+    group: str = ""
     kind: Literal["switch"] = "switch"
 
 

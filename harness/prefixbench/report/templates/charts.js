@@ -30,14 +30,21 @@ const show = (target, figure) => {
 
 const draw = (target) => show(target, payload.figures[target.dataset.figure]);
 
+const choose = (box, chosen) => {
+  each("fieldset input", (input, index) => { input.checked = index === chosen; }, box);
+  each(":scope > .option", (option, index) => {
+    option.hidden = index !== chosen;
+    if (!option.hidden) each(".plot", draw, option);
+  }, box);
+};
+
 const setUpCharts = () => {
   const visible = () => each(".plot[data-figure]", (target) => { if (target.offsetParent) draw(target); });
   visible();
   redraws.push(visible);
   each("[data-switch]", (box) => box.addEventListener("change", (event) => {
-    each(":scope > .option", (option) => {
-      option.hidden = option.dataset.option !== event.target.value;
-      if (!option.hidden) each(".plot", draw, option);
-    }, box);
+    const chosen = [...box.querySelectorAll("input")].indexOf(event.target);
+    choose(box, chosen);
+    if (box.dataset.group) each(`[data-group="${box.dataset.group}"]`, (other) => choose(other, chosen));
   }));
 };

@@ -1,0 +1,128 @@
+"""Why a much faster kernel makes a little faster server: prediction from f and s beside what was measured."""
+
+from __future__ import annotations
+
+from prefixbench.analysis import amdahl
+from prefixbench.analysis.amdahl import AmdahlCheck
+from prefixbench.analysis.frame import Point
+from prefixbench.report import cells
+from prefixbench.report.figures import SYMBOLS, error_bar
+from prefixbench.report.material import WITH_PLUGIN, Material, path_of
+from prefixbench.report.view import Block, Json, Note, Section, Table, Widget
+from prefixbench.report.words import percent, ratio
+
+# Where the sliders start when this run timed nothing: what the authors of the method reported.
+REPORTED_SHARE, REPORTED_KERNEL_SPEEDUP = 0.6, 15.6
+_TITLE = "From kernel to server"
+_QUESTION = "If reading the prefix gets s times faster, why does the server not?"
+
+
+def amdahl_section(material: Material) -> Section:
+    checks: list[tuple[Point, AmdahlCheck]] = []
+    refusals: list[str] = []
+    for point in material.points:
+        for arm in point.arms:
+            if path_of(arm) == "stock":
+                continue
+            result = amdahl.check(point, arm, WITH_PLUGIN)
+            if isinstance(result, str):
+                refusals.append(result)
+            elif result.share.estimate is not None and result.kernel_speedup.estimate is not None:
+                checks.append((point, result))
+    start = _start(material, checks)
+    share = start[1].share.estimate if start else None
+    faster = start[1].kernel_speedup.estimate if start else None
+    blocks: list[Block] = []
+    if start is None:
+        why = "; ".join(dict.fromkeys(refusals)) or "no path was measured beside stock in the plugin"
+        blocks.append(
+            Note("missing", f"Measured f and s ({why}). The sliders start at the reported 60% and 15.6×, not at ours.")
+        )
+    blocks += [
+        Note("warning", f"{check.path} at {material.point_label(point)}: {check.contradiction}.")
+        for point, check in checks
+        if check.contradiction
+    ]
+    blocks.append(
+        Widget(
+            id="amdahl",
+            name="amdahl",
+            title="Move the two numbers",
+            alt="Speed-up of the whole step against the speed-up of its prefix share, with the measured points.",
+            data={
+                "f": REPORTED_SHARE if share is None else share,
+                "s": REPORTED_KERNEL_SPEEDUP if faster is None else faster,
+                "measured": _points(checks),
+            },
+            table=_table(material, checks),
+            caption="Whole step = 1 ÷ ((1 − f) + f ÷ s). What is not the prefix stays as slow as it was.",
+        )
+    )
+    return Section("amdahl", _TITLE, _QUESTION, _finding(material, start), tuple(blocks))
+
+
+def _start(material: Material, checks: list[tuple[Point, AmdahlCheck]]) -> tuple[Point, AmdahlCheck] | None:
+    """The headline's own point and path where it was timed."""
+    point = material.headline_point
+    arm = material.headline_arm(point) if point else None
+    own = (pair for pair in checks if pair[0] is point and pair[1].path == arm)
+    return next(own, checks[-1] if checks else None)
+
+
+def _finding(material: Material, start: tuple[Point, AmdahlCheck] | None) -> str:
+    if start is None:
+        return "This run did not time attention, so the prediction below is not about this run."
+    point, check = start
+    share, faster = check.share.estimate or 0.0, check.kernel_speedup.estimate or 1.0
+    return (
+        f"At {material.point_label(point)}, {check.basis} was {percent(share)} of a stock step and {check.path} "
+        f"made it {ratio(faster, 1)} faster: that predicts {ratio(check.predicted.estimate)} for the step; measured "
+        f"was {ratio(check.measured.estimate)}. However fast that part becomes, the step stays below "
+        f"{ratio(amdahl.limit(share))}."
+    )
+
+
+def _points(checks: list[tuple[Point, AmdahlCheck]]) -> list[Json]:
+    traces: dict[str, Json] = {}
+    for _, check in checks:
+        trace = traces.setdefault(
+            check.path,
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"measured, {check.path}",
+                "x": [],
+                "y": [],
+                "marker": {"color": f"${path_of(check.path)}", "size": 10, "symbol": SYMBOLS.get(check.path, "circle")},
+                "error_y": {"type": "data", "symmetric": False, "array": [], "arrayminus": []},
+                "hovertemplate": "s %{x:.1f}×: measured %{y:.2f}×",
+            },
+        )
+        trace["x"].append(check.kernel_speedup.estimate)
+        trace["y"].append(check.measured.estimate)
+        up, down = error_bar(check.measured)
+        trace["error_y"]["array"].append(up)
+        trace["error_y"]["arrayminus"].append(down)
+    return list(traces.values())
+
+
+def _table(material: Material, checks: list[tuple[Point, AmdahlCheck]]) -> Table:
+    return cells.table(
+        "amdahl-data",
+        "Share, kernel speed-up, prediction and measurement",
+        ("point", "path", "share of what", "f", "s", "predicted", "measured", "95% interval", "fits"),
+        [
+            [
+                cells.text(material.point_label(point)),
+                cells.path(check.path),
+                cells.text(check.basis),
+                cells.amount(check.share.estimate, check.share.note, percent),
+                cells.amount(check.kernel_speedup.estimate, check.kernel_speedup.note, ratio),
+                cells.amount(check.predicted.estimate, check.predicted.note, ratio),
+                cells.amount(check.measured.estimate, check.measured.note, ratio),
+                cells.interval(check.measured.low, check.measured.high, check.measured.note, ratio),
+                cells.text("no" if check.contradiction else "yes"),
+            ]
+            for point, check in checks
+        ],
+    )

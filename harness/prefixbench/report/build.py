@@ -1,0 +1,85 @@
+"""Puts the page together from a selection and writes it: index.html, report.md, report.json."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefixbench.record import Record
+from prefixbench.report import again, answer, markdown, render
+from prefixbench.report.amdahl import amdahl_section
+from prefixbench.report.attribution import attribution_section
+from prefixbench.report.material import Material
+from prefixbench.report.paths import paths_section, violations
+from prefixbench.report.placement import flow_section, memory_section
+from prefixbench.report.results import results_section
+from prefixbench.report.view import Download, Page
+
+TITLE = "Read the shared prompt once"
+HTML_FILE, MARKDOWN_FILE, JSON_FILE = "index.html", "report.md", "report.json"
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Records and the words that chose them, as typed."""
+
+    selector: str
+    records: tuple[Record, ...]
+
+
+def build(name: str, selected: Selected, compared: Selected | None = None, *, now: datetime | None = None) -> Page:
+    """The whole report as data; pure but for the clock."""
+    material = Material(selected.records, selected.selector)
+    command = ["prefixbench", "report", *selected.selector.split(), "-o", f"reports/{name}"]
+    if compared is not None:
+        command += ["--compare", compared.selector]
+    sections = (
+        answer.answer_section(material),
+        memory_section(selected.records),
+        flow_section(selected.records),
+        paths_section(material),
+        results_section(material),
+        attribution_section(material),
+        amdahl_section(material),
+        again.again_section(selected.records, selected.selector, shlex.join(command)),
+    )
+    page = Page(
+        name=name,
+        title=TITLE,
+        subtitle=answer.subtitle(material),
+        generated_at=(now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
+        headline=answer.headline(material),
+        tiles=answer.tiles(material),
+        badges=answer.badges(material),
+        warnings=answer.warnings(material),
+        violations=violations(material),
+        sections=sections,
+        record_ids=tuple(record.record_id for record in selected.records),
+        downloads=(),
+    )
+    return replace(page, downloads=_downloads(material, page))
+
+
+def write(page: Page, folder: Path) -> Path:
+    """Writes the three files; returns the path of the HTML one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        (HTML_FILE, render.html(page)),
+        (MARKDOWN_FILE, markdown.markdown(page)),
+        (JSON_FILE, render.json(page)),
+    ):
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    return folder / HTML_FILE
+
+
+def _downloads(material: Material, page: Page) -> tuple[Download, ...]:
+    files = [Download(JSON_FILE, "Every table", "application/json", render.json(page))]
+    for name, label, rows in (
+        ("launches.csv", "Serving, by launch", material.launches),
+        ("kernels.csv", "Kernels, by timing", material.kernels),
+    ):
+        if not rows.empty:
+            files.append(Download(name, label, "text/csv", rows.to_csv(index=False)))
+    return tuple(files)

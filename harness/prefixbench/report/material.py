@@ -1,0 +1,215 @@
+"""The selection as the sections need it: records, their frames, and the points of the sweep with what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from prefixbench.analysis import frame
+from prefixbench.analysis.attribution import MIN_ACTIVE_SHARE, RUNS_AS, Rung
+from prefixbench.analysis.frame import Point
+from prefixbench.analysis.stats import Interval, Sample, instability, mean_interval, ratio
+from prefixbench.case import ServingCase
+from prefixbench.record import Record
+from prefixbench.report.words import listing, path_rank
+
+# The arm that speaks for the run in headline and attribution: the first of these that was measured.
+HEADLINE_ARMS = ("auto", "full", "dense", "cascade", "paged")
+LADDER = ("stock", "cascade", "full", "auto")
+PLAIN, WITH_PLUGIN = "stock", "stock+plugin"
+# Realized batches within this share of the concurrency count as what was asked.
+BATCH_TOLERANCE = 0.02
+
+
+def path_of(arm: str) -> str:
+    """The path whose colour an arm has: `stock+plugin` is stock."""
+    return arm.partition("+")[0]
+
+
+def arm_rank(arm: str) -> tuple[int, str]:
+    return path_rank(path_of(arm)), arm
+
+
+@dataclass(frozen=True)
+class Family:
+    """Points that differ in their prefix length alone: one chart, one option of a switch."""
+
+    label: str
+    points: tuple[Point, ...]
+
+    @property
+    def arms(self) -> list[str]:
+        return sorted({arm for point in self.points for arm in point.arms}, key=arm_rank)
+
+
+class Material:
+    """Everything a section may read. Frames are computed once, on first use."""
+
+    def __init__(self, records: Sequence[Record], selector: str) -> None:
+        self.records = tuple(records)
+        self.selector = selector
+        self._step_shares: dict[tuple[int, str], Mapping[str, float] | None] = {}
+
+    @cached_property
+    def blocks(self) -> pd.DataFrame:
+        return frame.blocks(self.records, exclude=frame.UNTRUSTWORTHY)
+
+    @cached_property
+    def launches(self) -> pd.DataFrame:
+        return frame.launches(self.blocks)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        return frame.kernels(self.records)
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        found = frame.points(self.launches)
+        return tuple(sorted(found, key=lambda p: (_int(p, "prefix_tokens"), _int(p, "concurrency"), p.variant)))
+
+    @cached_property
+    def families(self) -> tuple[Family, ...]:
+        grouped: defaultdict[tuple[str, ...], list[Point]] = defaultdict(list)
+        for point in self.points:
+            rest = tuple(str(value) for key, value in point.key.items() if key not in ("prefix_tokens", "concurrency"))
+            grouped[(f"{_int(point, 'concurrency'):09d}", *rest, point.variant)].append(point)
+        return tuple(Family(self.family_label(points), tuple(points)) for _, points in sorted(grouped.items()))
+
+    @cached_property
+    def _samples(self) -> Mapping[int, Mapping[tuple[str, str], Sample]]:
+        """Every sample of every point in one pass: asking pandas for each of them takes most of a report's time."""
+        return {
+            id(point): {
+                (str(arm), metric): frame.sample(rows, metric)
+                for arm, rows in point.rows[["arm", "launch_id", *frame.METRICS]].groupby("arm")
+                for metric in frame.METRICS
+            }
+            for point in self.points
+        }
+
+    def sample(self, point: Point, arm: str, metric: str = "decode_tok_s") -> Sample:
+        """Launch id -> value; empty when the arm was not measured at this point."""
+        return self._samples[id(point)].get((arm, metric), {})
+
+    @cached_property
+    def headline_point(self) -> Point | None:
+        """By rule, not by result: the longest prefix, then most requests, where stock and a path of ours ran."""
+        able = [p for p in self.points if self.baseline(p) and self.headline_arm(p)]
+        return max(able, key=lambda p: (_int(p, "prefix_tokens"), _int(p, "concurrency")), default=None)
+
+    def headline_arm(self, point: Point) -> str | None:
+        return next((arm for arm in HEADLINE_ARMS if self.sample(point, arm)), None)
+
+    def baseline(self, point: Point) -> str | None:
+        """Unmodified SGLang; where it was not measured, the plugin told to do nothing."""
+        return next((arm for arm in (PLAIN, WITH_PLUGIN) if self.sample(point, arm)), None)
+
+    def mean(self, point: Point, arm: str, metric: str = "decode_tok_s") -> Interval:
+        return mean_interval(list(self.sample(point, arm, metric).values()))
+
+    def speedup(self, point: Point, arm: str, metric: str = "decode_tok_s") -> Interval | None:
+        baseline = self.baseline(point)
+        value, reference = self.sample(point, arm, metric), self.sample(point, baseline or "", metric)
+        return ratio(value, reference) if value and reference else None
+
+    def why_missing(self, point: Point, arm: str, metric: str = "decode_tok_s") -> str:
+        """Why an arm has no value at a point: not run, failed, left out, or not defined."""
+        rows = point.rows[point.rows["arm"] == arm]
+        if rows.empty:
+            return self.failures.get((arm, _int(point, "prefix_tokens"), _int(point, "concurrency")), "not run")
+        blocks = self.blocks[self.blocks["record_id"].isin(rows["record_id"])]
+        reasons = [reason for reason in blocks["exclusion"] if reason]
+        for text in blocks["missing"]:
+            reasons += [part.partition(": ")[2] for part in text.split("; ") if part.startswith(f"{metric}:")]
+        return "; ".join(dict.fromkeys(reasons)) or "no block was measured"
+
+    @cached_property
+    def failures(self) -> Mapping[tuple[str, int, int], str]:
+        """Arm, prefix and concurrency of the points that have no measurement -> why."""
+        return {
+            (frame.arm_name(r.case), r.case.prefix_tokens, r.case.concurrency): (
+                f"{r.status}: {' '.join(r.failure.message.split())}" if r.failure else r.status
+            )
+            for r in self.records
+            if isinstance(r.case, ServingCase) and r.measurement is None
+        }
+
+    def rung(self, point: Point, arm: str) -> Rung:
+        """The arm as attribution sees it: its throughput, and the steps that each kernel really served."""
+        return Rung(path_of(arm), self.sample(point, arm), self.step_shares(point, arm))
+
+    def step_shares(self, point: Point, arm: str) -> Mapping[str, float] | None:
+        if (id(point), arm) not in self._step_shares:
+            self._step_shares[id(point), arm] = point.step_shares(arm)
+        return self._step_shares[id(point), arm]
+
+    def inactive(self, point: Point, arm: str) -> str | None:
+        """One sentence when a path did not really run, else None."""
+        if arm not in RUNS_AS or not self.sample(point, arm):
+            return None
+        share = self.rung(point, arm).share_of(RUNS_AS)
+        names = " or ".join(sorted(RUNS_AS[arm]))
+        where = f"at {self.point_label(point)}"
+        if share is None:
+            return f"It is not known whether {names} ran {where}: nothing counted the steps of path {arm}."
+        if share >= MIN_ACTIVE_SHARE:
+            return None
+        return f"{names} active on {share:.0%} of steps {where}; path {arm} was asked for and gets no credit."
+
+    def advice(self, point: Point, arm: str) -> str | None:
+        """What makes this mean shaky and what to do about it."""
+        return instability(list(self.sample(point, arm).values()))
+
+    def point_label(self, point: Point) -> str:
+        return f"{_int(point, 'prefix_tokens'):,} shared tokens, {self.family_label([point])}"
+
+    def family_label(self, points: Sequence[Point]) -> str:
+        """Requests in flight as they really were, and whatever else tells this family from the others."""
+        extra = [
+            text
+            for name, value in points[0].key.items()
+            if name not in ("prefix_tokens", "concurrency") and len(self._values_of(name)) > 1
+            for text in self._differences(name, str(value))
+        ]
+        variant = {} if len({p.variant for p in self.points}) < 2 else json.loads(points[0].variant or "{}")
+        extra += [f"{key} {value}" for key, value in variant.items()]
+        return ", ".join([in_flight(points), *extra])
+
+    def _values_of(self, name: str) -> set[str]:
+        return {str(point.key[name]) for point in self.points}
+
+    def _differences(self, name: str, value: str) -> list[str]:
+        """`model tiny`, or of the settings only those that vary."""
+        if name != "settings":
+            return [f"{name.replace('_', ' ')} {value}"]
+        everything = [json.loads(other) for other in self._values_of(name)]
+        return [
+            f"{key} {setting}"
+            for group, settings in json.loads(value).items()
+            for key, setting in settings.items()
+            if len({json.dumps(other[group].get(key)) for other in everything}) > 1
+        ]
+
+
+def in_flight(points: Sequence[Point]) -> str:
+    """`32 in flight`, or what ran when it was not what was asked: a label never promises a batch that did not run."""
+    asked = _int(points[0], "concurrency")
+    realized = sorted({round(b) for point in points for b in point.rows["realized_batch"].dropna()})
+    if all(abs(batch - asked) <= BATCH_TOLERANCE * asked for batch in realized):
+        return f"{asked} in flight"
+    ran = str(realized[0]) if len(realized) == 1 else f"{realized[0]} to {realized[-1]}"
+    return f"{ran} in flight ({asked} asked for)"
+
+
+def devices(material: Material) -> str:
+    names = {frame.device_name(record.environment) for record in material.records}
+    return listing(sorted(names))
+
+
+def _int(point: Point, name: str) -> int:
+    return int(str(point.key[name]))

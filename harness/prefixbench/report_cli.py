@@ -1,0 +1,48 @@
+"""`prefixbench report SELECTOR -o reports/NAME`: builds a report from records alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefixbench.errors import BenchError, UsageError
+from prefixbench.report.build import Selected, build, write
+from prefixbench.store import load
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 0, or 1 under --strict when a path that was asked for did not run; errors have their own codes."""
+    options = _parser().parse_args(argv)
+    try:
+        selected = _select(options.selector, options.runs)
+        compared = _select(options.compare.split(), options.runs) if options.compare else None
+    except BenchError as error:
+        sys.stderr.write(f"prefixbench report: {error}\n")
+        return error.exit_code
+    page = build(options.output.name, selected, compared)
+    path = write(page, options.output)
+    sys.stdout.write(f"{path}: {len(page.record_ids)} records\n")
+    sys.stderr.writelines(f"{violation}\n" for violation in page.violations)
+    return 1 if options.strict and page.violations else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="prefixbench report", description=__doc__)
+    parser.add_argument("selector", nargs="*", default=["latest"], help="which records; default: latest")
+    parser.add_argument("-o", "--output", type=Path, default=Path("reports/latest"), help="folder of the report")
+    parser.add_argument("--compare", metavar="SELECTOR", help="a second selection: adds comparison and gate result")
+    parser.add_argument("--strict", action="store_true", help="exit 1 when a path that was asked for did not run")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where records lie; default: runs")
+    return parser
+
+
+def _select(words: Sequence[str], runs: Path) -> Selected:
+    selector = " ".join(words)
+    records = load(words, runs)
+    if not records:
+        raise UsageError(
+            f"no record matches {selector!r} under {runs}; run `prefixbench run` first or widen the selector"
+        )
+    return Selected(selector, tuple(records))
