@@ -10,8 +10,10 @@ from sglang.srt.mem_cache.memory_pool import KVCache
 from sglang.srt.utils import get_num_new_pages
 
 
-class TorchPagedAllocator(PagedTokenToKVPoolAllocator):
+class TorchPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     """The stock paged allocator with its two Triton kernels replaced by torch; slots are int64."""
+
+    free_pages: torch.Tensor
 
     def alloc_extend(
         self,
@@ -37,7 +39,10 @@ class TorchPagedAllocator(PagedTokenToKVPoolAllocator):
         return slots
 
     def alloc_decode(
-        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+        self,
+        seq_lens: torch.Tensor,  # noqa: ARG002  SGLang's signature
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
     ) -> torch.Tensor | None:
         opens_page = seq_lens_cpu % self.page_size == 1
         num_new_pages = int(opens_page.sum())

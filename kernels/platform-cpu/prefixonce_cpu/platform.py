@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAME = "prefixonce_cpu"
 
 
-class TorchCpuPlatform(CpuSRTPlatform):
+class TorchCpuPlatform(CpuSRTPlatform):  # type: ignore[misc]
     """A CPU on which every operator takes its generic torch form.
 
     It counts as out of tree although its device is "cpu": the in-tree CPU branches need compiled CPU kernels.
@@ -32,7 +32,8 @@ class TorchCpuPlatform(CpuSRTPlatform):
     def get_mha_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-        return MHATokenToKVPool
+        pool: type = MHATokenToKVPool
+        return pool
 
     def get_paged_allocator_cls(self) -> Callable[..., object]:
         from prefixonce_cpu.allocator import build_allocator

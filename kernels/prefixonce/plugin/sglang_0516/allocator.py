@@ -1,0 +1,147 @@
+"""SGLang's KV allocator, taught to keep free runs: most free pages wait in an index instead of in its flat list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from torch import Tensor
+
+from prefixonce.errors import UnsupportedError
+from prefixonce.layout import FreeRuns, Run
+
+# The flat list is refilled by at least this much, so that decode steps seldom touch the index.
+_REFILL_TOKENS = 256
+# The flat list is searched for runs again only after one page in this many of the pool was freed into it.
+_REINDEX_DIVISOR = 16
+
+
+class RunKeeper:
+    """Stands in front of a stock allocator that scheduler and runner already hold, by replacing its methods.
+
+    The stock list `free_pages` feeds ordinary allocations and receives all frees, as before; it lies on the device
+    and the host does not know its content. The index holds pages known to be consecutive and refills the list when
+    that runs short. Both count as available, so SGLang's accounting sees one pool.
+    """
+
+    def __init__(self, allocator: Any, min_run_tokens: int) -> None:
+        if not isinstance(allocator, (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)):
+            raise UnsupportedError(
+                f"KV allocator {type(allocator).__name__} is not supported; allowed: token and paged allocators"
+            )
+        self._stock = allocator
+        self._page_size: int = allocator.page_size
+        self.pages: int = allocator.size // self._page_size
+        self._min_run_pages = max(1, min_run_tokens // self._page_size)
+        self._index = FreeRuns()
+        self._pages_freed = 0
+        self._stock_alloc, allocator.alloc = allocator.alloc, self._alloc
+        self._stock_alloc_extend, allocator.alloc_extend = allocator.alloc_extend, self._alloc_extend
+        self._stock_alloc_decode, allocator.alloc_decode = allocator.alloc_decode, self._alloc_decode
+        self._stock_free, allocator.free = allocator.free, self._free
+        self._stock_clear, allocator.clear = allocator.clear, self._clear
+        self._stock_available, allocator.available_size = allocator.available_size, self._available_size
+        self._reindex()
+
+    def take_run(self, tokens: int) -> int | None:
+        """First slot of a free run of `tokens` (whole pages), now taken, or None if there is none.
+
+        Waits for the device only when so much was freed since the flat list was last searched for runs that
+        searching it again has been paid for.
+        """
+        pages = tokens // self._page_size
+        start = self._index.take(pages)
+        if start is None and self._pages_freed >= max(pages, self.pages // _REINDEX_DIVISOR):
+            self._reindex()
+            start = self._index.take(pages)
+        return None if start is None else start * self._page_size
+
+    def free_slots(self) -> list[Run]:
+        """All free slots as ascending runs; waits for the device."""
+        size = self._page_size
+        return [Run(run.start * size, run.length * size) for run in _runs(self._free_mask())]
+
+    @property
+    def slots(self) -> Run:
+        """The pool's usable slots; the page before them is reserved for padding."""
+        return Run(self._page_size, self.pages * self._page_size)
+
+    def _available_size(self) -> int:
+        stock: int = self._stock_available()
+        return stock + self._index.total * self._page_size
+
+    def _alloc(self, need_size: int) -> Tensor | None:
+        self._refill(-(-need_size // self._page_size))
+        slots: Tensor | None = self._stock_alloc(need_size)
+        return slots
+
+    def _alloc_extend(
+        self,
+        prefix_lens: Tensor,
+        prefix_lens_cpu: Tensor,
+        seq_lens: Tensor,
+        seq_lens_cpu: Tensor,
+        last_loc: Tensor,
+        extend_num_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        # Every request may open one page that its tokens do not fill.
+        self._refill(extend_num_tokens // self._page_size + len(prefix_lens) + 1)
+        slots: Tensor | None = self._stock_alloc_extend(
+            prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, *args, **kwargs
+        )
+        return slots
+
+    def _alloc_decode(self, seq_lens: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        self._refill(len(seq_lens))
+        slots: Tensor | None = self._stock_alloc_decode(seq_lens, *args, **kwargs)
+        return slots
+
+    def _free(self, free_index: Tensor) -> None:
+        self._pages_freed += free_index.numel() // self._page_size
+        self._stock_free(free_index)
+
+    def _clear(self) -> None:
+        self._stock_clear()
+        self._index = FreeRuns([Run(1, self.pages)])
+        self._stock.free_pages = self._stock.free_pages[:0]
+        self._pages_freed = 0
+
+    def _reindex(self) -> None:
+        """Moves every free run that is long enough from the flat list into the index, joined with its neighbours."""
+        free = self._free_mask()
+        runs = [run for run in _runs(free) if run.length >= self._min_run_pages]
+        for run in runs:
+            free[run.start : run.end] = False
+        self._index = FreeRuns(runs)
+        stock = self._stock
+        stock.free_pages = free.nonzero().flatten().to(stock.device)
+        stock.release_pages = stock.release_pages[:0]
+        self._pages_freed = 0
+
+    def _free_mask(self) -> Tensor:
+        # Page 0 is reserved, and one entry behind the last page closes a run that ends there.
+        mask = torch.zeros(self.pages + 2, dtype=torch.bool)
+        mask[self._stock.free_pages.cpu()] = True
+        mask[self._stock.release_pages.cpu()] = True
+        for run in self._index:
+            mask[run.start : run.end] = True
+        return mask
+
+    def _refill(self, pages: int) -> None:
+        missing = pages - len(self._stock.free_pages)
+        if missing <= 0 or not self._index.total:
+            return
+        moved = [
+            torch.arange(run.start, run.end, dtype=torch.int64, device=self._stock.device)
+            for run in self._index.drain(max(missing, _REFILL_TOKENS // self._page_size))
+        ]
+        self._stock.free_pages = torch.cat((self._stock.free_pages, *moved))
+
+
+def _runs(mask: Tensor) -> list[Run]:
+    edges = ((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist()
+    return [Run(start, end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,150 @@
+"""Registers the plugin with SGLang 0.5.16 and connects the parts when the scheduler builds them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from time import perf_counter
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
+from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+from sglang.srt.mem_cache.registry import register_radix_cache_backend
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.server_args import add_attention_backend_choices
+
+from prefixonce.errors import PrefixOnceError, UnsupportedError
+from prefixonce.plugin.backend import PrefixOnceBackend
+from prefixonce.plugin.kernels import kernels_for
+from prefixonce.plugin.placement import Placement
+from prefixonce.plugin.runtime import Runtime
+from prefixonce.plugin.sglang_0516.allocator import RunKeeper
+from prefixonce.plugin.sglang_0516.control import Control, split_command
+from prefixonce.plugin.sglang_0516.refusals import NAME, check_server_args, shape_of_model
+from prefixonce.plugin.sglang_0516.tree import KvPool, PlacingRadixCache
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def stop(error: Exception) -> NoReturn:
+    """SGLang logs and survives an ordinary exception of a plugin; only SystemExit stops the server."""
+    raise SystemExit(f"{NAME}: {' '.join(str(error).split())}") from error
+
+
+def fatal(function: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except PrefixOnceError as error:
+            stop(error)
+        except Exception as error:
+            logger.exception("%s: unexpected error", NAME)
+            stop(error)
+
+    return guarded
+
+
+class Plugin:
+    """One per process. In the parent only the option checks run; backend and tree exist in scheduler processes."""
+
+    def __init__(self, runtime: Runtime, sglang_version: str) -> None:
+        self._runtime = runtime
+        self._sglang_version = sglang_version
+        self._runner: Any = None
+        self._tree: PlacingRadixCache | None = None
+        self._control: Control | None = None
+
+    def install(self) -> None:
+        add_attention_backend_choices([NAME])
+        register_attention_backend(NAME)(fatal(self._build_backend))
+        register_radix_cache_backend(NAME, fatal(self._build_tree))
+        for target, hook, kind in self._hooks():
+            HookRegistry.register(target, hook, kind)
+
+    def _hooks(self) -> tuple[tuple[str, Callable[..., Any], HookType], ...]:
+        return (
+            ("sglang.srt.server_args.ServerArgs.check_server_args", self._after_check, HookType.AFTER),
+            ("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", self._after_batch, HookType.AFTER),
+            ("sglang.srt.model_executor.model_runner.ModelRunner.forward", self._around_forward, HookType.AROUND),
+            ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", self._after_get_state, HookType.AFTER),
+            ("sglang.srt.managers.scheduler.Scheduler.set_internal_state", self._around_set_state, HookType.AROUND),
+        )
+
+    def _build_backend(self, runner: Any) -> PrefixOnceBackend:
+        check_server_args(runner.server_args)
+        self._check_hooks()
+        stock_name = runner.server_args.attention_backend
+        stock = ATTENTION_BACKENDS.get(stock_name)
+        if stock is None:
+            raise UnsupportedError(f"--attention-backend {stock_name!r} is unknown; name the stock backend to wrap")
+        kernels = kernels_for(str(runner.device))
+        self._runtime.shape = shape_of_model(runner)
+        self._runner = runner
+        return PrefixOnceBackend(runner, stock(runner), kernels, self._runtime)
+
+    def _build_tree(self, context: Any) -> PlacingRadixCache:
+        check_server_args(context.server_args)
+        if self._runner is None:
+            raise UnsupportedError(f"the tree was built without the attention backend {NAME}; give both options")
+        settings, params, runner = self._runtime.settings, context.params, self._runner
+        allocator = params.token_to_kv_pool_allocator
+        keeper = RunKeeper(allocator, settings.min_run_tokens)
+        on_cuda = str(runner.device).startswith("cuda")
+        overlapped = on_cuda and not context.server_args.disable_overlap_schedule
+        pool = KvPool(allocator, keeper, runner.token_to_kv_pool, runner.forward_stream if overlapped else None)
+        self._tree = PlacingRadixCache(params, pool, Placement(pool, settings.min_run_tokens))
+        self._control = Control(self._runtime, self._tree, rank=context.tp_rank, sglang_version=self._sglang_version)
+        logger.info("%s serves decode: path %s, %s", NAME, self._runtime.mode.name.lower(), settings)
+        if str(settings.fault) != "none":
+            logger.error("%s: A FAULT IS PLANTED ON PURPOSE (%s); the answers are wrong", NAME, settings.fault)
+        return self._tree
+
+    def _check_hooks(self) -> None:
+        """SGLang only logs a hook that found no target, so look at what is really in place."""
+        from pkgutil import resolve_name
+
+        for target, _, _ in self._hooks():
+            if not hasattr(resolve_name(target), "__wrapped__"):
+                raise UnsupportedError(f"SGLang {self._sglang_version} did not take the hook on {target}")
+
+    def _after_check(self, _result: object, server_args: Any) -> None:
+        fatal(check_server_args)(server_args)
+
+    def _after_batch(self, _result: object, _cls: type, batch: Any, runner: Any, **_options: Any) -> None:
+        if self._tree is None or runner is not self._runner:
+            return
+        if not batch.forward_mode.is_decode():
+            self._runtime.drop_plan()
+            return
+        chains = [self._tree.chain_of(req.last_node, req.cache_protected_len) for req in batch.reqs]
+        self._runtime.plan(chains, tuple(batch.seq_lens_cpu.tolist()))
+
+    def _around_forward(
+        self, forward: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kw: Any
+    ) -> Any:
+        # Only a CPU forward is finished when it returns; on a GPU host time is not step time.
+        if runner is not self._runner or str(runner.device) != "cpu" or not forward_batch.forward_mode.is_decode():
+            return forward(runner, forward_batch, *args, **kw)
+        began_s = perf_counter()
+        result = forward(runner, forward_batch, *args, **kw)
+        counters = self._runtime.counters
+        counters.decode_s = (counters.decode_s or 0.0) + perf_counter() - began_s
+        return result
+
+    def _after_get_state(self, result: Any, _scheduler: object, _request: object) -> None:
+        if self._control is not None:
+            result.internal_state[NAME] = self._control.state()
+
+    def _around_set_state(self, stock: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+        ours, theirs = split_command(request.server_args)
+        if self._control is None or not ours:
+            return stock(scheduler, request)
+        problem = "one call cannot carry SGLang's and our settings" if theirs else self._control.apply(ours)
+        if problem is not None:
+            logger.error("%s: %s", NAME, problem)
+        return SetInternalStateReqOutput(updated=problem is None)

@@ -1,0 +1,145 @@
+"""SGLang's radix cache, with the layout of a node decided when the node is created."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from torch import Tensor
+
+from prefixonce.layout import Run
+from prefixonce.plugin.grouping import Chain, Link
+from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
+from prefixonce.plugin.placement import Placement
+from prefixonce.plugin.sglang_0516.allocator import RunKeeper
+
+# Chains of nodes that no request uses any more are dropped once this many have piled up.
+_MAX_CHAINS = 8192
+
+
+class KvPool:
+    """What placement needs of SGLang's pool: runs, frees, copies. `forward_stream` is None if forwards do not overlap
+    with scheduling."""
+
+    def __init__(
+        self, allocator: Any, keeper: RunKeeper, kv_cache: MHATokenToKVPool, forward_stream: Any | None
+    ) -> None:
+        self._allocator = allocator
+        self.keeper = keeper
+        self._buffers = (*kv_cache.k_buffer, *kv_cache.v_buffer)
+        self._forward_stream = forward_stream
+
+    def take_run(self, tokens: int) -> int | None:
+        return self.keeper.take_run(tokens)
+
+    def free(self, slots: Tensor) -> None:
+        self._allocator.free(slots)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """On CUDA this goes to the forward stream: the forward in flight may still write the source, and may write
+        the target for a request that has finished meanwhile. Whoever reuses the old slots writes on that stream too.
+        """
+        if self._forward_stream is None:
+            self._copy(source, target)
+            return
+        self._forward_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._forward_stream):
+            self._copy(source, target)
+        source.record_stream(self._forward_stream)
+        target.record_stream(self._forward_stream)
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        for buffer in self._buffers:
+            buffer[target] = buffer[source]
+
+
+class PlacingRadixCache(RadixCache):  # type: ignore[misc]
+    def __init__(self, params: Any, pool: KvPool, placement: Placement) -> None:
+        self._pool = pool
+        self.placement = placement
+        self._inserting_prompt = False
+        self._chains: dict[tuple[int, int], Chain] = {}
+        super().__init__(params)
+
+    def reset(self) -> None:
+        super().reset()
+        self._chains.clear()
+        self.placement.flush()
+
+    def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
+        # The creator's row is rewritten by this very call and nobody else refers to the new node yet, so here,
+        # and only here, a node can move without anyone noticing.
+        self._inserting_prompt = True
+        try:
+            super().cache_unfinished_req(req, chunked=chunked)
+        finally:
+            self._inserting_prompt = False
+
+    def _insert_helper(
+        self, node: Any, key: Any, value: Tensor, priority: int = 0, chunked: bool = False
+    ) -> tuple[int, Any]:
+        matched, leaf = super()._insert_helper(node, key, value, priority, chunked)
+        if matched < len(key):
+            if self._inserting_prompt:
+                leaf.value = self.placement.place(leaf.id, leaf.value)
+            else:
+                self.placement.leave(leaf.id, len(leaf.key))
+        return matched, leaf
+
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        upper = super()._split_node(key, child, split_len)
+        self.placement.split(upper.id, len(upper.key), child.id, len(child.key))
+        if upper.lock_ref > 0:
+            self._chains.clear()
+        return upper
+
+    def _delete_leaf(self, node: Any) -> None:
+        super()._delete_leaf(node)
+        self.placement.evict(node.id, len(node.key))
+
+    def chain_of(self, node: Any, protected_tokens: int) -> Chain:
+        """The nodes above a request, root first, as far as its row holds the tree's slots.
+
+        The same tuple is returned as long as nothing on the path changed: only a split of a node in use changes a
+        path (creation adds below it, eviction spares what is locked), and it empties the memory of chains.
+        """
+        chain = self._chains.get((node.id, protected_tokens))
+        if chain is None:
+            if len(self._chains) > _MAX_CHAINS:
+                self._chains.clear()
+            chain = self._read_chain(node)
+            while chain and chain[-1].end_tokens > protected_tokens:
+                chain = chain[:-1]
+            self._chains[node.id, protected_tokens] = chain
+        return chain
+
+    def _read_chain(self, node: Any) -> Chain:
+        path = []
+        while node is not self.root_node:
+            path.append(node)
+            node = node.parent
+        links = []
+        end_tokens = 0
+        for at in reversed(path):
+            end_tokens += len(at.key)
+            links.append(Link(at.id, end_tokens, self.placement.piece(at.id, at.value)))
+        return tuple(links)
+
+    @property
+    def pool_slots(self) -> int:
+        return self._pool.keeper.slots.length
+
+    def picture(self) -> list[PoolRun]:
+        """The pool's slots as they are now; waits for the device, so only on request."""
+        prefixes = []
+        stack = list(self.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            start = self.placement.start_of(node.id)
+            if start is not None:
+                prefixes.append(PrefixRun(Run(start, len(node.key)), node.id, node.lock_ref))
+        keeper = self._pool.keeper
+        return draw(keeper.slots, keeper.free_slots(), prefixes)
