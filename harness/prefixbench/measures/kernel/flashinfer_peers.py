@@ -15,7 +15,7 @@ from prefixbench.measures.kernel.implementation import Implementation, Prepared,
 from prefixbench.measures.kernel.inputs import Inputs, Shape
 from prefixonce import Path
 
-_WORKSPACE_BYTES = 256 << 20
+_WORKSPACE_BYTES = 512 << 20
 _BACKENDS = ("fa2", "fa3")
 
 
