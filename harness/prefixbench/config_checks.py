@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +37,7 @@ def load(composed: DictConfig) -> RunConfig:
     config = OmegaConf.to_object(composed)
     if not isinstance(config, RunConfig):
         raise UsageError("the configuration does not start from the schema; keep `- schema` first in its defaults list")
+    _refuse_added_keys(config, "")
     _check_values(config)
     _check_combinations(config)
     return config
@@ -52,6 +54,16 @@ def values(config: RunConfig, axis: str) -> tuple[int, ...]:
     if not listed or len(set(listed)) != len(listed):
         raise UsageError(f"{axis}={list(listed)}: give at least one value, and each only once")
     return listed
+
+
+def _refuse_added_keys(group: Any, prefix: str) -> None:
+    """`+key=value` adds any key in Hydra; a key that nobody reads would be a setting that does nothing."""
+    known = [field.name for field in fields(group)]
+    for name, value in vars(group).items():
+        if name not in known:
+            raise unknown("key", f"{prefix}{name}", known)
+        if is_dataclass(value):
+            _refuse_added_keys(value, f"{prefix}{name}.")
 
 
 def _check_values(config: RunConfig) -> None:

@@ -12,16 +12,18 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from prefixbench.config import AXES
+from prefixbench.config import AXES, config_dir
 from prefixbench.errors import BenchError, UsageError
 from prefixbench.hints import unknown
 
 _FOLDED = (*AXES, "path")
 
 
-def fold(overrides: Sequence[str]) -> list[str]:
-    """`prefix_len=512,2048` becomes `prefix_len=[512,2048]` for what one server measures; the rest stays as it is."""
-    return [_fold(override) for override in OverridesParser.create().parse_overrides(list(overrides))]
+def prepare(overrides: Sequence[str], multirun: bool) -> list[str]:
+    """Overrides as Hydra takes them. In a multirun `prefix_len=512,2048` becomes `prefix_len=[512,2048]` for what one
+    server measures; `gpus=2` becomes `gpus='2'`, because Hydra takes a bare number for a value, not for a choice."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [_prepare(override, multirun) for override in parsed]
 
 
 def quoted(text: str) -> str:
@@ -39,22 +41,29 @@ def one_line_errors() -> Iterator[None]:
         raise
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        if error.options is None:
-            raise UsageError(_flat(error)) from None
-        raise unknown(group, name, error.options) from None
+        options = error.options or [path.stem for path in (config_dir() / group).glob("*.yaml")]
+        raise unknown(group, name, options) from None
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error, HydraException) else error
         if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and isinstance(cause.parent_node, DictConfig):
             raise _unknown_key(cause) from None
-        raise UsageError(_flat(error)) from None
+        raise UsageError(_flat(error) if cause is None else f"{_flat(error)}: {_flat(cause)}") from None
 
 
-def _fold(override: Override) -> str:
-    line = override.input_line or ""
-    is_listed = override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP
-    if override.key_or_group not in _FOLDED or not is_listed:
+def _prepare(override: Override, multirun: bool) -> str:
+    line, key = override.input_line or "", override.get_key_element()
+    if override.key_or_group == "gpus" and isinstance(override.value(), int):
+        return f"{key}='{override.value()}'"
+    if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         return line
-    return f"{override.get_key_element()}=[{','.join(override.sweep_string_iterator())}]"
+    values = list(override.sweep_string_iterator())
+    if override.key_or_group == "gpus":
+        return f"{key}={','.join(repr(value) for value in values)}"
+    if override.key_or_group not in _FOLDED:
+        return line
+    if not multirun:
+        raise UsageError(f"{line} is a sweep: add -m, or write '{key}=[{','.join(values)}]'")
+    return f"{key}=[{','.join(values)}]"
 
 
 def _unknown_key(error: OmegaConfBaseException) -> UsageError:
@@ -69,5 +78,5 @@ def _unknown_key(error: OmegaConfBaseException) -> UsageError:
     return UsageError(f"key {full_key!r} is unknown; {hint}allowed {where}: {', '.join(sorted(allowed))}")
 
 
-def _flat(error: Exception) -> str:
+def _flat(error: BaseException) -> str:
     return " ".join(str(error).split())

@@ -35,7 +35,7 @@ from prefixbench.case import ServingCase, case_hash
 from prefixbench.config import RunConfig, config_dir, register_schema
 from prefixbench.errors import BenchError
 from prefixbench.launch import build_workload
-from prefixbench.overrides import fold, one_line_errors, quoted
+from prefixbench.overrides import one_line_errors, prepare, quoted
 from prefixbench.progress import Progress, describe
 from prefixbench.record import Record
 
@@ -43,18 +43,18 @@ from prefixbench.record import Record
 def main(argv: Sequence[str]) -> int:
     """Runs the sweep; 0 when every point is recorded as ok, 1 when some point failed."""
     register_schema()
-    arguments = get_args_parser().parse_args(list(argv))
+    arguments = get_args_parser().parse_intermixed_args(list(argv))
     with one_line_errors():
-        if _only_shows(arguments):
-            return _hand_to_hydra(argv)
         typed = list(arguments.overrides)
+        prepared = prepare(typed, arguments.multirun)
+        options = [option for option in argv if option not in typed]
+        if _only_shows(arguments):
+            return _hand_to_hydra([*options, *prepared])
         run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
         added = [f"run_id={run_id}", f"typed=[{','.join(map(quoted, typed))}]"]
-        folded = [*(fold(typed) if arguments.multirun else typed), *added]
-        configs = _check(arguments, folded)
-        options = [option for option in argv if option not in typed]
+        configs = _check(arguments, [*prepared, *added])
         try:
-            _hand_to_hydra([*options, *folded])
+            _hand_to_hydra([*options, *prepared, *added])
         except BenchError:
             if arguments.multirun:
                 summarize(configs, run_id, Console())
