@@ -6,4 +6,9 @@ frame         blocks(records, exclude) -> one row per block; launches(blocks) ->
               points(launches) -> Point(key, variant, rows) with .arms, .sample(arm, metric), .step_shares(arm)
 stats         Sample = {launch id: value}; mean_interval, difference, ratio, contrast_ratio -> Interval; instability
 attribution   attribute(rungs), attribute_reported(tok_s) -> Attribution; shapley(...) -> ShapleySplit
+amdahl        check(point, path) -> AmdahlCheck, or a sentence when attention was not timed; speedup, required_share
+comparable    environment_mismatches, case_mismatches, measured_mismatches -> Mismatch (key and both values)
+family        the gate's statistics, vectorised; gate_arms turns records into its arrays
+gate          evaluate(baseline, candidate, GateConfig, anchor) -> GateResult(outcome, exit_code, reasons, rows, ...)
+gate_selftest self_test(rule), replay(records, config) -> [Rate(name, red, low, high, bound, ok)]
 """

@@ -17,7 +17,7 @@ from prefixbench.analysis.metrics import block_metrics
 from prefixbench.analysis.quantity import Quantity
 from prefixbench.analysis.stats import Sample
 from prefixbench.case import ServingCase
-from prefixbench.record import Block, Environment, Record, ServingMeasurement
+from prefixbench.record import Block, Environment, Record, ServingMeasurement, Telemetry
 
 METRICS = (
     "decode_tok_s",
@@ -33,6 +33,7 @@ HIGHER_IS_BETTER = {
     "tpot_ms": False,
     "ttft_ms": False,
     "kernel_us": False,
+    "kernel_cold_us": False,
 }
 KERNELS = ("stock", "paged", "cascade", "dense")
 
@@ -56,6 +57,7 @@ PLUGIN_SETTINGS = ("dense_m_eff", "min_run_tokens", "timers")
 # Flags that make a block's speed untrustworthy, by how they begin.
 UNTRUSTWORTHY = ("throttled", "clock fell", "no valid samples", "cold-cache")
 NOTHING: tuple[str, ...] = ()
+_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "hit_rate", "sm_clock_mhz")
 _TIMES = ("decode_s", "attention_s", "prefix_s", "plan_s")
 
 
@@ -84,9 +86,7 @@ def launches(block_rows: pd.DataFrame) -> pd.DataFrame:
     for _, group in block_rows.groupby("record_id", sort=False):
         used = group[~group["excluded"]]
         row = {name: group.iloc[0][name] for name in _IDENTITY}
-        row |= {
-            name: used[name].mean() for name in (*METRICS, "realized_batch", "steady_batch", "m_eff", "sm_clock_mhz")
-        }
+        row |= {name: used[name].mean() for name in _AVERAGED}
         totals = {name: float(used[name].sum(min_count=1)) for name in (*_step_columns(), *_TIMES)}
         row |= {name: used[name].sum() for name in ("completed", "failed", "warmup_in_flight")}
         row |= totals | _step_shares(totals)
@@ -118,6 +118,7 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
                     "record_id": record.record_id,
                     "case_hash": record.case_hash,
                     "launch_id": record.launch.launch_id,
+                    "started_at": record.launch.started_at,
                     "status": record.status,
                     "device": device_name(record.environment),
                     "implementation": case.implementation,
@@ -144,6 +145,7 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
                     "model_bytes": measurement.model_bytes,
                     "dram_read_bytes": _nan(hardware.dram_read_bytes if hardware else None),
                     "l2_read_bytes": _nan(hardware.l2_read_bytes if hardware else None),
+                    "sm_clock_mhz": _mean_clock(measurement.telemetry),
                     "served_from_l2": copy is not None and rate > 1.1 * copy,
                 }
             )
@@ -264,7 +266,6 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[
     heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")
     group = heads / kv_heads if isinstance(heads, int) and isinstance(kv_heads, int) else math.nan
     counters = block.counters
-    clocks = [s.sm_clock_mhz for t in block.telemetry for s in t.samples if s.sm_clock_mhz is not None]
     steps = {f"steps_{kernel}": counters.steps.get(kernel, 0) if counters else math.nan for kernel in KERNELS}
     row |= {
         "position": block.position,
@@ -284,7 +285,7 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[
         "wall_s": block.wall_s,
         "cache_state": block.cache_state,
         "flags": block.flags,
-        "sm_clock_mhz": fmean(clocks) if clocks else math.nan,
+        "sm_clock_mhz": _mean_clock(block.telemetry),
         "excluded": reason is not None,
         "exclusion": reason or "",
     }
@@ -299,6 +300,11 @@ def _step_shares(steps: Mapping[str, float]) -> dict[str, float]:
     counts = {kernel: steps[f"steps_{kernel}"] for kernel in KERNELS}
     total = sum(counts.values())
     return {f"share_{kernel}": count / total if total > 0 else math.nan for kernel, count in counts.items()}
+
+
+def _mean_clock(telemetry: Sequence[Telemetry]) -> float:
+    clocks = [s.sm_clock_mhz for t in telemetry for s in t.samples if s.sm_clock_mhz is not None]
+    return fmean(clocks) if clocks else math.nan
 
 
 def _share(part: int | None, whole: int) -> float:
