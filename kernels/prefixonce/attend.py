@@ -54,7 +54,7 @@ def attend(
     `lse` fp32 [batch, q_heads] receives natural-log LSE. `soft_cap` 0 is off; K/V are multiplied by their scales.
     `passes` are the kernels to launch, by default those that the step needs; raises LayoutError on any mismatch.
     """
-    _check(planner, q, k, v, out, lse)
+    _check(planner, q, k, v, out, lse, scale * k_scale)
     chosen = planner.passes if passes is None else passes
     if planner.passes & ~chosen:
         raise LayoutError(f"the step needs {planner.passes}, asked to launch only {chosen}")
@@ -66,12 +66,12 @@ def attend(
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
             call.prefix(prefix)
-        call.suffix(streaming=True)
+        call.suffix()
         current.wait_stream(beside)
     else:
         call.prefix(prefix)
         if Pass.SUFFIX in chosen:
-            call.suffix(streaming=False)
+            call.suffix()
     if Pass.MERGE in chosen:
         call.merge()
     return out
@@ -104,24 +104,55 @@ class _Call:
         return (*self.out.stride()[:2], *(self.lse.stride() if self.lse is not None else (0, 0)))
 
     def prefix(self, passes: Pass) -> None:
+        launch = self._prefix_hopper if self._hopper_reason() is None else self._prefix_portable
+        if Pass.DENSE in passes:
+            launch("dense", contiguous=True)
+        if Pass.GATHER in passes:
+            launch("gather", contiguous=False)
+
+    def _hopper_reason(self) -> str | None:
+        if self.planner.hopper_reason is not None:
+            return self.planner.hopper_reason
+        if self.soft_cap > 0.0:
+            return f"soft cap {self.soft_cap} is served by the portable kernel"
+        tensors = (self.q, self.k, self.v)
+        strides = tuple(tensor.stride() for tensor in tensors)
+        return limits.hopper_layout_reason(tuple(self.k.shape), strides, tuple(t.data_ptr() for t in tensors))
+
+    def _prefix_hopper(self, name: str, *, contiguous: bool) -> None:
+        from prefixonce.hopper import launch_prefix  # only where wgmma exists
+
+        planner, words = self.planner, self.planner.prefix_words
+        launch_prefix(
+            self.q,
+            self.k,
+            self.v,
+            (planner.prefix_out, planner.prefix_lse),
+            words["group_rows"],
+            (words[f"{name}_items"], words[f"{name}_indptr"]),
+            None if contiguous else planner.indices,
+            num_ctas=planner.geometry.num_ctas,
+            gqa_group=planner.geometry.gqa_group,
+            item_width=PREFIX_ITEM_WIDTH,
+            scale_log2=self.scale_log2,
+            v_scale=self.v_scale,
+        )
+
+    def _prefix_portable(self, name: str, *, contiguous: bool) -> None:
         planner = self.planner
         words, geometry = planner.prefix_words, planner.geometry
         head_dim = planner.spec.head_dim
-        for contiguous, name in ((True, "dense"), (False, "gather")):
-            if (Pass.DENSE if contiguous else Pass.GATHER) not in passes:
-                continue
-            prefix_kernel[(geometry.num_ctas,)](
-                self.q, self.k, self.v, planner.prefix_out, planner.prefix_lse,
-                words["group_rows"], words[f"{name}_items"], words[f"{name}_indptr"], planner.indices,
-                *self.read_strides, self.scale_log2, self.soft_cap, self.v_scale,
-                GQA=geometry.gqa_group, HEAD_DIM=head_dim, TILE=geometry.tile_rows,
-                BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=64 if head_dim <= 128 else 32,
-                CONTIGUOUS=contiguous, HAS_CAP=self.soft_cap > 0.0, ITEM_WIDTH=PREFIX_ITEM_WIDTH,
-                num_warps=8 if geometry.tile_rows >= 128 else 4, num_stages=3 if head_dim <= 128 else 2,
-            )  # fmt: skip
+        prefix_kernel[(geometry.num_ctas,)](
+            self.q, self.k, self.v, planner.prefix_out, planner.prefix_lse,
+            words["group_rows"], words[f"{name}_items"], words[f"{name}_indptr"], planner.indices,
+            *self.read_strides, self.scale_log2, self.soft_cap, self.v_scale,
+            GQA=geometry.gqa_group, HEAD_DIM=head_dim, TILE=geometry.tile_rows,
+            BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=64 if head_dim <= 128 else 32,
+            CONTIGUOUS=contiguous, HAS_CAP=self.soft_cap > 0.0, ITEM_WIDTH=PREFIX_ITEM_WIDTH,
+            num_warps=8 if geometry.tile_rows >= 128 else 4, num_stages=3 if head_dim <= 128 else 2,
+        )  # fmt: skip
 
-    def suffix(self, *, streaming: bool) -> None:
-        """`streaming` marks the K/V as read once, so that they do not push a shared prefix out of the L2 cache."""
+    def suffix(self) -> None:
         planner = self.planner
         spec, words = planner.spec, planner.suffix_words
         paged_kernel[(planner.suffix_capacity(self.q.shape[0]) * spec.num_kv_heads,)](
@@ -131,7 +162,7 @@ class _Call:
             KV_HEADS=spec.num_kv_heads, GQA=spec.gqa_group, HEAD_DIM=spec.head_dim,
             BLOCK_G=16, BLOCK_D=triton.next_power_of_2(spec.head_dim), BLOCK_N=64 if spec.head_dim <= 128 else 32,
             HAS_CAP=self.soft_cap > 0.0, WITH_LSE=self.lse is not None, ITEM_WIDTH=SUFFIX_ITEM_WIDTH,
-            POLICY="evict_first" if streaming else "", num_warps=4, num_stages=3 if spec.head_dim <= 128 else 2,
+            num_warps=4, num_stages=3 if spec.head_dim <= 128 else 2,
         )  # fmt: skip
 
     def merge(self) -> None:
@@ -147,7 +178,9 @@ class _Call:
         )  # fmt: skip
 
 
-def _check(planner: StepPlanner, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
+def _check(
+    planner: StepPlanner, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, scale: float
+) -> None:
     spec = planner.spec
     if q.shape[1:] != (spec.num_q_heads, spec.head_dim) or out.shape != q.shape or q.shape[0] > planner.max_batch:
         raise LayoutError(
@@ -163,5 +196,7 @@ def _check(planner: StepPlanner, q: Tensor, k: Tensor, v: Tensor, out: Tensor, l
     reason = limits.layout_reason(tuple(k.shape), tuple(v.shape), k.stride(), v.stride(), spec)
     if reason is not None:
         raise LayoutError(reason)
+    if not scale > 0.0:
+        raise LayoutError(f"scale x k_scale is {scale}; it must be positive")
     if lse is not None and (lse.dtype != torch.float32 or lse.shape != q.shape[:2]):
         raise LayoutError(f"lse is {lse.dtype} {list(lse.shape)}; it must be float32 {list(q.shape[:2])}")

@@ -6,7 +6,7 @@ over thread blocks, each of which writes an fp32 partial with its natural-log LS
 
 # Triton compiles the kernels from their source and types them itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201, SIM108
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def prefix_kernel(
     cta = tl.program_id(0)
     dims = tl.arange(0, BLOCK_D)
     tile_rows = tl.arange(0, TILE)
+    lane = tl.arange(0, BLOCK_N)
     for index in range(tl.load(cta_indptr + cta), tl.load(cta_indptr + cta + 1)):
         item = items + index * ITEM_WIDTH
         first_member = tl.load(item)
         num_rows = tl.load(item + 1)
         head = tl.load(item + 2).to(tl.int64)
-        first = tl.load(item + 3).to(tl.int64)
+        first = tl.load(item + 3)
         length = tl.load(item + 4)
         first_row = tl.load(item + 5).to(tl.int64)
 
@@ -48,17 +49,21 @@ def prefix_kernel(
         acc = tl.zeros([TILE, BLOCK_D], tl.float32)
         total = tl.zeros([TILE], tl.float32)
         peak = tl.full([TILE], float("-inf"), tl.float32)
+        # One block ahead: addresses that wait for nothing let the compiler keep several blocks of K/V in flight.
+        slots = first + lane if CONTIGUOUS else tl.load(indices + first + lane, lane < length, other=0)
         for begin in range(0, length, BLOCK_N):
-            keys = begin + tl.arange(0, BLOCK_N)
-            valid = keys < length
-            if CONTIGUOUS:
-                slots = first + keys
-            else:
-                slots = tl.load(indices + first + keys, valid, other=0).to(tl.int64)
+            valid = begin + lane < length
             k_mask = valid[None, :] if BLOCK_D == HEAD_DIM else valid[None, :] & (dims < HEAD_DIM)[:, None]
             v_mask = valid[:, None] if BLOCK_D == HEAD_DIM else valid[:, None] & (dims < HEAD_DIM)[None, :]
-            k_t = tl.load(k_head + slots[None, :] * stride_ks + dims[:, None], k_mask, other=0.0)
-            values = tl.load(v_head + slots[:, None] * stride_vs + dims[None, :], v_mask, other=0.0)
+            k_rows = k_head + slots.to(tl.int64) * stride_ks
+            v_rows = v_head + slots.to(tl.int64) * stride_vs
+            k_t = tl.load(k_rows[None, :] + dims[:, None], k_mask, other=0.0)
+            values = tl.load(v_rows[:, None] + dims[None, :], v_mask, other=0.0)
+            following = begin + BLOCK_N + lane
+            if CONTIGUOUS:
+                slots = first + following
+            else:
+                slots = tl.load(indices + first + following, following < length, other=0)
             acc, total, peak = attend_block(
                 acc, total, peak, query, k_t.to(query.dtype), values.to(query.dtype), valid,
                 scale_log2, soft_cap, HAS_CAP,

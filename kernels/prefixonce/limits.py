@@ -87,3 +87,16 @@ def layout_reason(
     if stride_k[2] != 1 or stride_v[2] != 1:
         return f"head_dim has stride {stride_k[2]} in K and {stride_v[2]} in V; it must be 1"
     return None
+
+
+def hopper_layout_reason(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], addresses: tuple[int, ...]
+) -> str | None:
+    """Why q, K and V (K and V of `shape`) at these element strides and addresses do not suit 16-byte copies, or None."""
+    if any(address % 16 for address in addresses):
+        return "q, K or V does not start at a multiple of 16 bytes"
+    if any(stride % 16 for of_tensor in strides for stride in of_tensor[:2]):
+        return f"strides {strides} of q, K and V are not all multiples of 16 elements"
+    if any(shape[1] * of_tensor[1] >= 2**31 for of_tensor in strides[1:]):
+        return f"heads lie {max(of_tensor[1] for of_tensor in strides[1:])} elements apart; a copy reaches 2^31"
+    return None

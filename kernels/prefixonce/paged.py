@@ -2,7 +2,7 @@
 
 # Triton compiles the kernels from their source and types them itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def paged_kernel(
     scale_log2, soft_cap, v_scale,
     KV_HEADS: tl.constexpr, GQA: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_CAP: tl.constexpr, WITH_LSE: tl.constexpr, ITEM_WIDTH: tl.constexpr, POLICY: tl.constexpr,
+    HAS_CAP: tl.constexpr, WITH_LSE: tl.constexpr, ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row and one KV head; writes `out` itself when the row has no other partial."""
     item = tl.program_id(0) // KV_HEADS
@@ -66,14 +66,19 @@ def paged_kernel(
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    lane = tl.arange(0, BLOCK_N)
+    # One block ahead: addresses that wait for nothing let the compiler keep several blocks of K/V in flight.
+    slots = tl.load(indices + first + lane, lane < length, other=0)
     for begin in range(0, length, BLOCK_N):
-        keys = begin + tl.arange(0, BLOCK_N)
-        valid = keys < length
-        slots = tl.load(indices + first + keys, valid, other=0).to(tl.int64)
+        valid = begin + lane < length
         k_mask = valid[None, :] if BLOCK_D == HEAD_DIM else valid[None, :] & (dims < HEAD_DIM)[:, None]
         v_mask = valid[:, None] if BLOCK_D == HEAD_DIM else valid[:, None] & (dims < HEAD_DIM)[None, :]
-        k_t = tl.load(k_head + slots[None, :] * stride_ks + dims[:, None], k_mask, other=0.0, eviction_policy=POLICY)
-        values = tl.load(v_head + slots[:, None] * stride_vs + dims[None, :], v_mask, other=0.0, eviction_policy=POLICY)
+        k_rows = k_head + slots.to(tl.int64) * stride_ks
+        v_rows = v_head + slots.to(tl.int64) * stride_vs
+        k_t = tl.load(k_rows[None, :] + dims[:, None], k_mask, other=0.0)
+        values = tl.load(v_rows[:, None] + dims[None, :], v_mask, other=0.0)
+        following = begin + BLOCK_N + lane
+        slots = tl.load(indices + first + following, following < length, other=0)
         acc, total, peak = attend_block(
             acc, total, peak, query, k_t.to(query.dtype), values.to(query.dtype), valid, scale_log2, soft_cap, HAS_CAP
         )

@@ -125,7 +125,7 @@ class StepPlanner:
             split_tokens=split_tokens,
         )
         self.passes = Pass(0)
-        # Where both passes wait, the prefix goes first: its blocks need a whole SM, those of the suffix fit around them.
+        # Where both passes wait the prefix goes first: its blocks need a whole SM, those of the suffix fit around them.
         self.prefix_stream = torch.cuda.Stream(self.device, priority=-1) if is_cuda else None  # type: ignore[no-untyped-call]
         self._overlap = overlap or Overlap()
         self._prefix_key: object = None

@@ -1,0 +1,24 @@
+"""Runs the Triton kernels in the interpreter, in this process and for one test, whatever was imported before."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Swaps the compiled kernels of the portable modules, and Triton's own library, for their interpreted twins.
+
+    fp16 only: the interpreter has no bfloat16 products.
+    """
+    import triton.experimental.gluon.language  # noqa: F401  imports Triton's library, so before that is swapped
+    from prefixonce import attend, cascade, merge, paged, planner
+    from triton import language
+    from triton.language import standard
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    for module in (language, standard, merge, paged, cascade, planner, attend):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, JITFunction):
+                monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
