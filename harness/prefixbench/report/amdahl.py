@@ -38,11 +38,10 @@ def amdahl_section(material: Material) -> Section:
         blocks.append(
             Note("missing", f"Measured f and s ({why}). The sliders start at the reported 60% and 15.6×, not at ours.")
         )
-    blocks += [
-        Note("warning", f"{check.path} at {material.point_label(point)}: {check.contradiction}.")
-        for point, check in checks
-        if check.contradiction
-    ]
+    apart = [check for _, check in checks if check.contradiction]
+    if apart:
+        text = f"At {len(apart)} of {len(checks)} points prediction and measurement contradict each other"
+        blocks.append(Note("warning", f"{text}; the table below says where and how."))
     blocks.append(
         Widget(
             id="amdahl",
@@ -110,7 +109,7 @@ def _table(material: Material, checks: list[tuple[Point, AmdahlCheck]]) -> Table
     return cells.table(
         "amdahl-data",
         "Share, kernel speed-up, prediction and measurement",
-        ("point", "path", "share of what", "f", "s", "predicted", "measured", "95% interval", "fits"),
+        ("point", "path", "share of what", "f", "s", "predicted", "measured", "95% interval", "contradiction"),
         [
             [
                 cells.text(material.point_label(point)),
@@ -121,7 +120,7 @@ def _table(material: Material, checks: list[tuple[Point, AmdahlCheck]]) -> Table
                 cells.amount(check.predicted.estimate, check.predicted.note, ratio),
                 cells.amount(check.measured.estimate, check.measured.note, ratio),
                 cells.interval(check.measured.low, check.measured.high, check.measured.note, ratio),
-                cells.text("no" if check.contradiction else "yes"),
+                cells.text(check.contradiction or ""),
             ]
             for point, check in checks
         ],

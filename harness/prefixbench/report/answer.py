@@ -146,9 +146,7 @@ def answer_section(material: Material) -> Section:
                 Cell("1 by definition", 1.0)
                 if arm == baseline
                 else cells.amount(gain.estimate if gain else None, why, ratio),
-                cells.interval(gain.low, gain.high, gain.note, ratio)
-                if gain and arm != baseline
-                else cells.missing("stock is what the others are compared with"),
+                cells.interval(gain.low, gain.high, gain.note, ratio) if gain and arm != baseline else cells.BLANK,
                 _really_ran(material, point, arm),
             ]
         )

@@ -11,9 +11,12 @@ from prefixbench.record import Record
 from prefixbench.report import again, answer, markdown, render
 from prefixbench.report.amdahl import amdahl_section
 from prefixbench.report.attribution import attribution_section
+from prefixbench.report.dispatcher import dispatcher_section
+from prefixbench.report.gate import gate_section
 from prefixbench.report.material import Material
 from prefixbench.report.paths import paths_section, violations
 from prefixbench.report.placement import flow_section, memory_section
+from prefixbench.report.reads import reads_section
 from prefixbench.report.results import results_section
 from prefixbench.report.view import Download, Page
 
@@ -39,10 +42,13 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
         answer.answer_section(material),
         memory_section(selected.records),
         flow_section(selected.records),
+        reads_section(material),
+        dispatcher_section(material),
         paths_section(material),
         results_section(material),
         attribution_section(material),
         amdahl_section(material),
+        gate_section(compared.records if compared else None, selected.records, compared.selector if compared else ""),
         again.again_section(selected.records, selected.selector, shlex.join(command)),
     )
     page = Page(

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from prefixbench.analysis.frame import KERNELS
+from prefixbench.analysis.frame import KERNELS, Point
 from prefixbench.record import ServingMeasurement
 from prefixbench.report import cells, figures
 from prefixbench.report.material import Material, arm_rank, path_of
@@ -38,7 +38,7 @@ def paths_section(material: Material) -> Section:
             "paths", _TITLE, _QUESTION, "Nothing counted the steps.", (*blocks, Note("missing", f"{reason}."))
         )
     shown = [row for row in rows if path_of(row[1]) != "stock"][-_MOST_BARS:] or rows[-_MOST_BARS:]
-    labels = [f"{arm} · {material.point_label(point)}" for point, arm, _ in shown]
+    labels = [_bar_label(material, point, arm) for point, arm, _ in shown]
     values: list[list[float | None]] = [[shares[kernel] for kernel in KERNELS] for _, _, shares in shown]
     table = cells.table(
         "path-shares-data",
@@ -59,10 +59,18 @@ def paths_section(material: Material) -> Section:
         alt=f"Stacked bars, one for each path and point. {_finding(material, refused)}",
         figure=figures.shares(labels, KERNELS, values, figures.Axis("share of decode steps")),
         table=table,
-        caption="Counted by the plugin, step by step. Stock launches without the plugin have no counters.",
+        caption="Each bar: path, shared tokens, requests in flight. Counted by the plugin, step by step; "
+        "launches without the plugin have no counters.",
     )
     blocks += [chart, *_over_time(material), *_reasons(material)]
     return Section("paths", _TITLE, _QUESTION, _finding(material, refused), tuple(blocks))
+
+
+def _bar_label(material: Material, point: Point, arm: str) -> str:
+    """Short enough for a phone; what differs beside prefix and concurrency follows."""
+    rest = material.family_label([point]).partition(", ")[2]
+    label = f"{arm} · {point.key['prefix_tokens']} · {point.key['concurrency']}"
+    return f"{label} · {rest}" if rest else label
 
 
 def _finding(material: Material, refused: tuple[str, ...]) -> str:

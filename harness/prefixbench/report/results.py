@@ -118,7 +118,7 @@ def _speedups(material: Material, family: Family, index: int) -> Chart:
             _prefix_axis(family),
             figures.Axis("times stock throughput", suffix="×"),
             level=1.0,
-            level_name="slower than stock below this line",
+            level_name="slower than stock",
         ),
         table=_table(
             f"speedup-{index}-data",

@@ -1,0 +1,141 @@
+"""Kernel launches as the reads and dispatcher sections need them: one row per shape, with means over launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from prefixbench.analysis.stats import Interval, mean_interval
+from prefixbench.record import Record
+from prefixbench.report import cells
+from prefixbench.report.view import Cell, Table
+from prefixbench.report.words import bytes_si, number, path_rank, percent
+
+_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "fp8_e4m3": 1}
+_SHAPE = ("device", "prefix_tokens", "suffix_tokens", "batch", "q_heads", "kv_heads", "head_dim", "page_size", "dtype")
+_VARIANT = ("implementation", "layout", "l2", "settings")
+
+
+@dataclass(frozen=True)
+class Launches:
+    """One implementation on one shape: microseconds with an interval over launches, and the bytes of one launch."""
+
+    implementation: str
+    layout: str
+    l2: str
+    device: str
+    prefix_tokens: int
+    suffix_tokens: int
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    us: Interval
+    us_by_launch: dict[str, float]
+    model_bytes: float
+    dram_read_bytes: float | None
+    l2_read_bytes: float | None
+    bytes_per_s: float
+    copy_bytes_per_s: float | None
+    served_from_l2: bool
+    record_ids: tuple[str, ...]
+
+    @property
+    def group(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    @property
+    def m_eff(self) -> int:
+        return self.batch * self.group
+
+    @property
+    def prefix_bytes(self) -> int | None:
+        """K and V of one copy of the prefix; None for a dtype whose size is not known here."""
+        item = _ITEM_BYTES.get(self.dtype)
+        return None if item is None else 2 * self.prefix_tokens * self.kv_heads * self.head_dim * item
+
+    @property
+    def shape(self) -> str:
+        suffix = f" + {self.suffix_tokens:,}" if self.suffix_tokens else ""
+        return f"{self.prefix_tokens:,} × {self.batch}{suffix}, {self.q_heads}/{self.kv_heads} heads, {self.dtype}"
+
+
+def summarize(rows: pd.DataFrame) -> list[Launches]:
+    """Rows of `frame.kernels` by shape and implementation, ours first, then by shape."""
+    if rows.empty:
+        return []
+    found = [_one(group) for _, group in rows.groupby([*_SHAPE, *_VARIANT], dropna=False, sort=True)]
+    return sorted(
+        found, key=lambda f: (f.prefix_tokens, f.suffix_tokens, f.batch, f.group, path_rank(f.implementation))
+    )
+
+
+def _one(group: pd.DataFrame) -> Launches:
+    first = group.iloc[0]
+    us = {str(launch): float(value) for launch, value in zip(group["launch_id"], group["kernel_us"], strict=True)}
+    return Launches(
+        implementation=str(first["implementation"]),
+        layout=str(first["layout"]),
+        l2=str(first["l2"]),
+        device=str(first["device"]),
+        prefix_tokens=int(first["prefix_tokens"]),
+        suffix_tokens=int(first["suffix_tokens"]),
+        batch=int(first["batch"]),
+        q_heads=int(first["q_heads"]),
+        kv_heads=int(first["kv_heads"]),
+        head_dim=int(first["head_dim"]),
+        dtype=str(first["dtype"]),
+        us=mean_interval(list(us.values())),
+        us_by_launch=us,
+        model_bytes=float(first["model_bytes"]),
+        dram_read_bytes=_known(group["dram_read_bytes"]),
+        l2_read_bytes=_known(group["l2_read_bytes"]),
+        bytes_per_s=float(group["bytes_per_s"].mean()),
+        copy_bytes_per_s=_known(group["copy_bytes_per_s"]),
+        served_from_l2=bool(group["served_from_l2"].any()),
+        record_ids=tuple(group["record_id"]),
+    )
+
+
+def _known(values: pd.Series[float]) -> float | None:
+    known = values.dropna()
+    return float(known.mean()) if len(known) else None
+
+
+def launch_table(id: str, caption: str, found: list[Launches], records: tuple[Record, ...]) -> Table:  # noqa: A002
+    """Bytes and microseconds of one launch, for every shape."""
+    failed = {r.record_id for r in records if r.status != "ok"}
+    columns = ("shape", "kernel", "layout", "L2", "µs", "95% interval", "modelled bytes", "DRAM read", "L2 read")
+    rows = [
+        [
+            cells.text(one.shape),
+            cells.path(one.implementation),
+            cells.text(one.layout),
+            cells.text(one.l2),
+            cells.amount(one.us.estimate, one.us.note),
+            cells.interval(one.us.low, one.us.high, one.us.note),
+            cells.amount(one.model_bytes, say=bytes_si),
+            cells.amount(one.dram_read_bytes, NO_COUNTERS, bytes_si),
+            cells.amount(one.l2_read_bytes, NO_COUNTERS, bytes_si),
+            _bandwidth(one),
+            cells.text("a launch of it failed" if failed & set(one.record_ids) else ""),
+        ]
+        for one in found
+    ]
+    return cells.table(id, caption, (*columns, "of copy bandwidth", "beware"), rows)
+
+
+NO_COUNTERS = "no hardware counters were read for it"
+
+
+def _bandwidth(one: Launches) -> Cell:
+    if one.copy_bytes_per_s is None:
+        return cells.missing("no copy bandwidth was measured beside it")
+    share = one.bytes_per_s / one.copy_bytes_per_s
+    return Cell("served from L2" if one.served_from_l2 else percent(share, 0), share)
+
+
+def us_text(interval: Interval) -> str:
+    return f"{number(interval.estimate)} µs"
