@@ -59,7 +59,8 @@ def run(job: Job, say: Say) -> list[Record]:
     """Measures everything asked for and saves it; a BenchError only where nothing can be measured at all."""
     device = resolve_device(job.config.device)
     cells = plan_cells(requests(job.config), device)
-    with lock.hold(["cpu" if device.type == "cpu" else "gpu-0"]):
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+    with lock.hold(["cpu" if device.type == "cpu" else f"gpu-{first_gpu}"]):
         return _KernelRun(job, device, cells, say).run()
 
 
