@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prefixbench.analysis.attribution import YARDSTICKS, Attribution, Rung, Yardstick, attribute, shapley
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import mean_interval
-from prefixbench.report import cells, figures
+from prefixbench.report import bars, cells, figures
 from prefixbench.report.material import LADDER, WITH_PLUGIN, Material
 from prefixbench.report.view import Block, Cell, Chart, Note, Section, Switch, Table
 from prefixbench.report.words import number, percent, span
@@ -66,21 +66,19 @@ def _waterfall(material: Material, point: Point, rungs: Sequence[Rung], result: 
     scale = YARDSTICKS[result.yardstick]
     levels = [mean_interval([scale(value) * factor for value in rung.tok_s.values()]) for rung in rungs]
     at = [level.estimate or 0.0 for level in levels]
-    steps = [figures.Step("stock", "stock", 0.0, at[0], levels[0].low, levels[0].high, number(at[0]))]
+    steps = [bars.Step("stock", "stock", 0.0, at[0], levels[0].low, levels[0].high, number(at[0]))]
     for index, share in enumerate(result.shares, start=1):
         text = percent(share.share.estimate) if share.share.estimate is not None else "no share"
         level = levels[index]
-        steps.append(
-            figures.Step(f"{share.path} adds", share.path, at[index - 1], at[index], level.low, level.high, text)
-        )
-    steps.append(figures.Step(result.top, result.top, 0.0, at[-1], levels[-1].low, levels[-1].high, number(at[-1])))
+        steps.append(bars.Step(f"{share.path} adds", share.path, at[index - 1], at[index], level.low, level.high, text))
+    steps.append(bars.Step(result.top, result.top, 0.0, at[-1], levels[-1].low, levels[-1].high, number(at[-1])))
     said = ", ".join(f"{s.path} {percent(s.share.estimate)}" for s in result.shares if s.share.estimate is not None)
     slug = result.yardstick.replace(" ", "-")
     return Chart(
         id=f"attribution-{slug}",
         title=f"From stock to {result.top}, at {material.point_label(point)}",
         alt=f"Waterfall in {unit}: stock {number(at[0])}, {result.top} {number(at[-1])}. Shares: {said or 'none'}.",
-        figure=figures.waterfall(steps, figures.Axis(unit)),
+        figure=bars.waterfall(steps, figures.Axis(unit)),
         table=_share_table(result, f"attribution-{slug}-data"),
         caption=result.refusal
         or "Each rung is credited with what it adds to the one below it, so shares depend on the order of the ladder.",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prefixbench.record import ServingMeasurement
-from prefixbench.report import cells, figures, kernels
+from prefixbench.report import bars, cells, kernels
 from prefixbench.report.figures import Axis
 from prefixbench.report.kernels import Launches
 from prefixbench.report.material import Material
@@ -146,7 +146,7 @@ def _finding(shapes: Sequence[Shape], fitted: Threshold | None) -> str:
 def _map(shapes: Sequence[Shape], prefix: int) -> Chart:
     own = sorted((s for s in shapes if s.prefix_tokens == prefix), key=lambda s: (s.group, s.batch))
     drawn = [
-        figures.Cell(
+        bars.Tile(
             x=str(shape.batch),
             y=str(shape.group),
             path=shape.best,
@@ -165,7 +165,7 @@ def _map(shapes: Sequence[Shape], prefix: int) -> Chart:
         id=f"map-{prefix}",
         title=f"Fastest kernel, {prefix:,}-token prefix",
         alt=f"Map of requests in flight against query heads per KV head: {said}.",
-        figure=figures.cell_map(drawn, Axis("requests in flight"), Axis("query heads per KV head")),
+        figure=bars.tile_map(drawn, Axis("requests in flight"), Axis("query heads per KV head")),
         table=cells.table(
             f"map-{prefix}-data",
             f"Microseconds by kernel, {prefix:,}-token prefix",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prefixbench.analysis.gate import EXIT_CODES, GateConfig, GateResult, MetricRow, evaluate
 from prefixbench.analysis.gate_selftest import SLOWER, UNCHANGED, Rate, simulate
 from prefixbench.record import Record
-from prefixbench.report import cells, figures
+from prefixbench.report import bars, cells
 from prefixbench.report.view import Block, Chart, Note, Section, Table
 from prefixbench.report.words import count, number, percent
 
@@ -58,9 +58,9 @@ def _chart(result: GateResult) -> list[Block]:
             id="gate-changes",
             title="Change of each metric, worse to the left",
             alt=f"Changes with intervals, oriented so that negative is worse for every metric: {said}.",
-            figure=figures.changes(
+            figure=bars.changes(
                 [
-                    figures.Change(
+                    bars.Change(
                         f"{row.metric} · {row.case}", row.change or 0.0, row.low, row.high, _STATUS_COLOUR[row.status]
                     )
                     for row in known

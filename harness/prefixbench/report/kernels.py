@@ -12,7 +12,7 @@ from prefixbench.report import cells
 from prefixbench.report.view import Cell, Table
 from prefixbench.report.words import bytes_si, number, path_rank, percent
 
-_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "fp8_e4m3": 1}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
 _SHAPE = ("device", "prefix_tokens", "suffix_tokens", "batch", "q_heads", "kv_heads", "head_dim", "page_size", "dtype")
 _VARIANT = ("implementation", "layout", "l2", "settings")
 

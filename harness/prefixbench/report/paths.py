@@ -8,7 +8,7 @@ import pandas as pd
 
 from prefixbench.analysis.frame import KERNELS, Point
 from prefixbench.record import ServingMeasurement
-from prefixbench.report import cells, figures
+from prefixbench.report import bars, cells, figures
 from prefixbench.report.material import Material, arm_rank, path_of
 from prefixbench.report.view import Block, Chart, Note, Section
 from prefixbench.report.words import percent
@@ -57,7 +57,7 @@ def paths_section(material: Material) -> Section:
         id="path-shares",
         title="Share of decode steps by the kernel that served them",
         alt=f"Stacked bars, one for each path and point. {_finding(material, refused)}",
-        figure=figures.shares(labels, KERNELS, values, figures.Axis("share of decode steps")),
+        figure=bars.shares(labels, KERNELS, values, figures.Axis("share of decode steps")),
         table=table,
         caption="Each bar: path, shared tokens, requests in flight. Counted by the plugin, step by step; "
         "launches without the plugin have no counters.",

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from prefixbench.case import ServingCase
 from prefixbench.record import ServingMeasurement
-from prefixbench.report import cells, figures, kernels
+from prefixbench.report import bars, cells, figures, kernels
 from prefixbench.report.figures import Axis, Point, Series
 from prefixbench.report.kernels import Launches
 from prefixbench.report.material import Material, path_of
@@ -15,6 +15,7 @@ from prefixbench.report.words import bytes_si, number, path_rank, ratio
 
 _TITLE, _QUESTION = "Reads", "How often does one step read the shared prompt?"
 _OURS = ("paged", "cascade", "dense")
+_DOUBLINGS = tuple(float(2**power) for power in range(13))
 
 
 def reads_section(material: Material) -> Section:
@@ -106,8 +107,8 @@ def _reads(one: Launches, amount: float | None) -> float | None:
 def _reads_chart(measured: list[Launches], counted: list[_Counted]) -> Chart:
     batches = sorted({one.batch for one in measured} | {c.case.concurrency for c in counted})
     series = [
-        Series("N: each request on its own", "muted", tuple(Point(b, b) for b in batches), "dot"),
-        Series("1: once for all", "ink", tuple(Point(b, 1) for b in batches), "dot"),
+        Series("N, once each", "muted", tuple(Point(b, b) for b in batches), "dot", marks=False),
+        Series("1, once for all", "ink", tuple(Point(b, 1) for b in batches), "dot", marks=False),
     ]
     for name in dict.fromkeys(one.implementation for one in measured):
         own = [one for one in measured if one.implementation == name]
@@ -128,7 +129,9 @@ def _reads_chart(measured: list[Launches], counted: list[_Counted]) -> Chart:
         title="Reads of the shared prefix in one step",
         alt=f"Reads of the prefix against requests in flight, on logarithmic axes. {_finding(measured, counted)}",
         figure=figures.lines(
-            series, Axis("requests in flight", log=True, ticks=ticks), Axis("reads of the prefix", True)
+            series,
+            Axis("requests in flight", log=True, ticks=ticks),
+            Axis("reads of the prefix", log=True, ticks=_DOUBLINGS),
         ),
         table=_reads_table(measured, counted),
         caption=f"Dotted: what theory says.{shape} Traffic is divided by the size of one prefix; suffixes, queries and "
@@ -166,7 +169,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
     """Bars for the widest shape: the same work by every kernel, in bytes and in microseconds."""
     if not found:
         return [Note("missing", "Bytes and microseconds of one launch: this selection has no kernel record.")]
-    widest = max(found, key=lambda one: (one.batch, one.prefix_tokens, one.l2 == "cold"))
+    widest = max(found, key=lambda one: (one.batch, one.prefix_tokens, one.group, one.l2 == "cold"))
     same = [one for one in found if one.shape == widest.shape and one.l2 == widest.l2]
     labels = [f"{one.implementation}, {one.layout}" for one in same]
     paths = [one.implementation for one in same]
@@ -183,7 +186,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         id="launch-bytes",
         title="One launch: bytes read",
         alt=f"Bytes of one launch. Modelled: {said}.",
-        figure=figures.grouped_bars(labels, shown, Axis("bytes read", log=True)),
+        figure=bars.grouped_bars(labels, shown, Axis("bytes read", log=True, suffix="B", format="~s")),
         table=cells.table(
             "launch-bytes-data",
             "Bytes of one launch",
@@ -199,7 +202,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         id="launch-us",
         title="One launch: microseconds",
         alt=f"Microseconds of one launch: {times}.",
-        figure=figures.bars(labels, paths, [one.us for one in same], Axis("µs per launch")),
+        figure=bars.bars(labels, paths, [one.us for one in same], Axis("µs per launch")),
         table=cells.table(
             "launch-us-data",
             "Microseconds of one launch",
