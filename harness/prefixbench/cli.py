@@ -39,7 +39,9 @@ _EXIT_CODES = """exit codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code (the table is in --help)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logger = logging.getLogger("prefixbench")  # the root logger is Hydra's to configure
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0 if arguments else 2

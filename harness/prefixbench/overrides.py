@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -28,7 +29,7 @@ def prepare(overrides: Sequence[str], multirun: bool) -> list[str]:
 
 def quoted(text: str) -> str:
     """`text` as one value of Hydra's grammar, whatever it contains."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+    escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), text).replace("${", "\\${")
     return f"'{escaped}'"
 
 

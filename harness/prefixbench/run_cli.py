@@ -10,6 +10,7 @@ group per node. Whatever runs the jobs, the exit code comes from the records the
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ from prefixbench.overrides import one_line_errors, prepare, quoted
 from prefixbench.progress import Progress, describe
 from prefixbench.record import Record
 
+_REFUSED_FILE = "refused.json"
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the sweep; 0 when every point is recorded as ok, 1 when some point failed."""
@@ -53,17 +56,13 @@ def main(argv: Sequence[str]) -> int:
         run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
         added = [f"run_id={run_id}", f"typed=[{','.join(map(quoted, typed))}]"]
         configs = _check(arguments, [*prepared, *added])
-        try:
-            _hand_to_hydra([*options, *prepared, *added])
-        except BenchError:
-            if arguments.multirun:
-                summarize(configs, run_id, Console())
-            raise
-    return summarize(configs, run_id, Console())
+        _hand_to_hydra([*options, *prepared, *added])
+    return _refusal(configs, run_id) or summarize(configs, run_id, Console())
 
 
 def task(composed: DictConfig) -> None:
-    """One Hydra job; runs where the launcher puts it."""
+    """One Hydra job; runs where the launcher puts it. A job that cannot run at all leaves its reason in its folder: an
+    exception would reach only launchers of this process, and Hydra would print it its own way."""
     config = config_checks.load(composed)
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
@@ -74,8 +73,12 @@ def task(composed: DictConfig) -> None:
         overrides=tuple(config.typed or HydraConfig.get().overrides.task),
         folder=Path(HydraConfig.get().runtime.output_dir),
     )
-    with _terminated_cleanly():
-        runner.run(job, Progress(Console()))
+    try:
+        with _terminated_cleanly():
+            runner.run(job, Progress(Console()))
+    except BenchError as error:
+        reason = {"message": str(error), "exit_code": error.exit_code}
+        (job.folder / _REFUSED_FILE).write_text(json.dumps(reason) + "\n")
 
 
 def summarize(configs: Sequence[RunConfig], run_id: str, console: Console) -> int:
@@ -97,6 +100,18 @@ def summarize(configs: Sequence[RunConfig], run_id: str, console: Console) -> in
     for line in failed:
         console.print(f"  failed: {line}", highlight=False, markup=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _refusal(configs: Sequence[RunConfig], run_id: str) -> int:
+    """Prints why jobs could not run at all, each reason once; the exit code of the last, 0 when all could."""
+    roots = {Path(config.runs) for config in configs}
+    files = [path for root in roots for path in (root / store.SWEEPS / run_id).rglob(_REFUSED_FILE)]
+    reasons = {reason["message"]: int(reason["exit_code"]) for reason in (json.loads(f.read_text()) for f in files)}
+    for message in reasons:
+        sys.stderr.write(f"prefixbench: {message}\n")
+    if len(files) < len(configs):  # the other jobs did run: their points are listed too
+        return 0 if not files else max(summarize(configs, run_id, Console()), *reasons.values())
+    return max(reasons.values())
 
 
 def _check(arguments: Namespace, overrides: Sequence[str]) -> list[RunConfig]:

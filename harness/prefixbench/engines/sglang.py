@@ -70,7 +70,8 @@ class SglangEngine:
         port = _free_port()
         command = server_command(self._config, folder, port, plugin, seed)
         process = ServerProcess(command, server_environment(self._config, plugin, os.environ), log)
-        server = SglangServer(process, command, f"http://127.0.0.1:{port}", self._config.engine.stall_timeout_s)
+        shown = tuple({sys.executable: "python", str(folder): folder.name}.get(word, word) for word in command)
+        server = SglangServer(process, shown, f"http://127.0.0.1:{port}", self._config.engine.stall_timeout_s)
         try:
             server.wait_until_ready(self._config.engine.start_timeout_s)
             server.check_plugin(plugin)
@@ -81,8 +82,8 @@ class SglangEngine:
 
 
 class SglangServer:
-    def __init__(self, process: ServerProcess, command: Sequence[str], url: str, stall_s: float) -> None:
-        self.command = tuple(command)
+    def __init__(self, process: ServerProcess, command: tuple[str, ...], url: str, stall_s: float) -> None:
+        self.command = command
         self.startup_s = 0.0
         self._process = process
         self._url = url
