@@ -136,9 +136,7 @@ def _checked(name: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def _only_shows(arguments: Namespace) -> bool:
-    return bool(
-        arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion
-    )
+    return bool(arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion)
 
 
 def _hand_to_hydra(argv: Sequence[str]) -> int:

@@ -30,10 +30,7 @@ _OF_RECORD: dict[str, Callable[[Record], object]] = {
     "sweep": lambda r: (r.notes or {}).get("sweep"),
 }
 _OF_CASE = sorted(
-    name
-    for case in (ServingCase, KernelCase)
-    for name in case.__dataclass_fields__
-    if not name.endswith("settings")
+    name for case in (ServingCase, KernelCase) for name in case.__dataclass_fields__ if not name.endswith("settings")
 )
 _SHORTEST_ID = 6
 
