@@ -128,6 +128,8 @@ def _number(value: float | None) -> str:
 
 
 def _check(overrides: Sequence[str]) -> KernelsConfig:
-    """Composes and checks before anything is measured."""
+    """Composes and checks, shapes and device included, before anything is measured."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return kernels_config.load(compose("kernels", overrides=list(overrides)))
+        config = kernels_config.load(compose("kernels", overrides=list(overrides)))
+    kernels_runner.plan_cells(kernels_config.requests(config), kernels_runner.resolve_device(config.device))
+    return config
