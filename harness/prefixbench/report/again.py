@@ -92,7 +92,7 @@ def _measuring_commands(records: Sequence[Record]) -> tuple[str, ...]:
     """The typed overrides as commands: one multirun where they form a full grid, else one line for each list."""
     commands = []
     for kind, verb in (("serving", "run"), ("kernel", "kernels")):
-        typed = sorted({record.overrides for record in records if record.case.kind == kind and record.overrides})
+        typed = list(dict.fromkeys(r.overrides for r in records if r.case.kind == kind and r.overrides))
         commands += [shlex.join(["prefixbench", verb, *line]) for line in _as_grid(typed) or typed]
     return tuple(" ".join(command.split()) for command in commands)
 
@@ -105,7 +105,13 @@ def _as_grid(typed: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
                 values[key].append(value)
     if len(typed) < 2 or math.prod(len(options) for options in values.values()) != len(typed):
         return None
-    return [(*(f"{key}={','.join(options)}" for key, options in values.items()), "-m")]
+    grid = [f"{key}={','.join(sorted(options, key=_natural))}" for key, options in values.items()]
+    return [(*grid, "-m")]
+
+
+def _natural(value: str) -> tuple[float, str]:
+    """Numbers by size, then words."""
+    return (float(value), "") if value.replace(".", "", 1).isdigit() else (math.inf, value)
 
 
 def _environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
@@ -123,7 +129,7 @@ def _environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
         ("CUDA", (e.cuda or "none" for e in environments)),
         ("Python", (e.python for e in environments)),
         ("Commit", (_commit(e.git_commit, e.git_dirty) for e in environments)),
-        *((name, (e.packages.get(name) or "not installed" for e in environments)) for name in packages),
+        *((name, [e.packages.get(name) or "not installed" for e in environments]) for name in packages),
     ]
     return tuple((label, _distinct(values)) for label, values in lines)
 

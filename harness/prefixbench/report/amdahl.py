@@ -51,6 +51,7 @@ def amdahl_section(material: Material) -> Section:
             data={
                 "f": REPORTED_SHARE if share is None else share,
                 "s": REPORTED_KERNEL_SPEEDUP if faster is None else faster,
+                "slowest": min((check.kernel_speedup.estimate or 1.0 for _, check in checks), default=1.0),
                 "measured": _points(checks),
             },
             table=_table(material, checks),

@@ -115,6 +115,8 @@ def _shapley(material: Material, point: Point, rungs: Sequence[Rung]) -> list[Bl
     split = shapley(samples)
     if split is None or attribute(rungs).refusal:
         return []
+    if split.orders_used == 1:
+        return [Note("info", f"A split that does not depend on the order cannot be given: {split.note}.")]
     rows = [[cells.text(name), cells.amount(share, say=percent)] for name, share in split.shares.items()]
     caption = f"The same gain split over orders (Shapley), in tokens per second; {split.note}"
     return [cells.table("shapley", caption, ("ingredient", "share"), rows)]

@@ -9,6 +9,8 @@ from prefixbench.analysis.stats import Interval
 from prefixbench.report.figures import Axis, axis, error_bar, plain
 from prefixbench.report.view import Figure, Json
 
+_NAMES: Json = {"type": "category", "tickangle": 0}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -59,7 +61,7 @@ def waterfall(steps: Sequence[Step], y: Axis) -> Figure:
         for step in steps
         if step.low is not None and step.high is not None
     ]
-    return {"data": data, "layout": {"xaxis": {"type": "category"}, "yaxis": axis(y), "bargap": 0.4}}
+    return {"data": data, "layout": {"xaxis": _NAMES, "yaxis": axis(y), "bargap": 0.4}}
 
 
 def shares(labels: Sequence[str], paths: Sequence[str], values: Sequence[Sequence[float | None]], x: Axis) -> Figure:
@@ -99,7 +101,12 @@ def bars(labels: Sequence[str], paths: Sequence[str], values: Sequence[Interval]
         | {"array": [up for up, _ in errors], "arrayminus": [down for _, down in errors]},
         "hovertemplate": "%{x}: %{y:,.4~g}<extra></extra>",
     }
-    layout: Json = {"xaxis": {"type": "category"}, "yaxis": axis(y), "bargap": 0.45, "showlegend": False}
+    layout: Json = {
+        "xaxis": _NAMES,
+        "yaxis": axis(y),
+        "bargap": 0.45,
+        "showlegend": False,
+    }
     return {"data": [data], "layout": layout}
 
 
@@ -117,7 +124,7 @@ def grouped_bars(labels: Sequence[str], groups: Sequence[tuple[str, Sequence[flo
         }
         for i, (name, values) in enumerate(groups)
     ]
-    layout: Json = {"xaxis": {"type": "category"}, "yaxis": axis(y), "barmode": "group", "bargap": 0.35}
+    layout: Json = {"xaxis": _NAMES, "yaxis": axis(y), "barmode": "group", "bargap": 0.35}
     return {"data": data, "layout": layout}
 
 

@@ -46,8 +46,8 @@ class Axis:
     log: bool = False
     suffix: str = ""
     ticks: tuple[float, ...] = ()
+    tick_texts: tuple[str, ...] = ()
     from_zero: bool = True
-    format: str = ""
 
 
 def lines(series: Sequence[Series], x: Axis, y: Axis, *, level: float | None = None, level_name: str = "") -> Figure:
@@ -119,10 +119,11 @@ def axis(spec: Axis) -> dict[str, Json]:
         built["type"] = "log"
     elif spec.from_zero:
         built["rangemode"] = "tozero"
-    if spec.format:
-        built["tickformat"] = spec.format
     if spec.ticks:
-        built |= {"tickvals": list(spec.ticks), "ticktext": [f"{value:,.10g}" for value in spec.ticks]}
+        built |= {
+            "tickvals": list(spec.ticks),
+            "ticktext": list(spec.tick_texts) or [f"{value:,.10g}" for value in spec.ticks],
+        }
     return built
 
 

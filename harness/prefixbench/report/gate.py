@@ -26,8 +26,8 @@ _STATUS_COLOUR = {"regressed": "bad", "improved": "good", "undecided": "muted", 
 
 def gate_section(baseline: Sequence[Record] | None, candidate: Sequence[Record], baseline_selector: str) -> Section:
     if baseline is None:
-        why = "No second selection was given; `--compare SELECTOR` adds one."
-        return Section("gate", _TITLE, _QUESTION, why, (Note("missing", f"Comparison: {why}"),))
+        why = "Comparison: no second selection was given (the option --compare adds one)."
+        return Section("gate", _TITLE, _QUESTION, "This was not asked.", (Note("missing", why),))
     config = GateConfig()
     result = evaluate(baseline, candidate, config)
     blocks: list[Block] = [Note("warning" if result.outcome != "pass" else "info", reason) for reason in result.reasons]

@@ -9,12 +9,15 @@ from prefixbench.record import ServingMeasurement
 from prefixbench.report import bars, cells, figures, kernels
 from prefixbench.report.figures import Axis, Point, Series
 from prefixbench.report.kernels import Launches
-from prefixbench.report.material import Material, path_of
-from prefixbench.report.view import Block, Cell, Chart, Note, Section, Table
+from prefixbench.report.material import Material
+from prefixbench.report.view import Block, Cell, Chart, Figure, Note, Section
 from prefixbench.report.words import bytes_si, number, path_rank, ratio
 
 _TITLE, _QUESTION = "Reads", "How often does one step read the shared prompt?"
 _OURS = ("paged", "cascade", "dense")
+_DECADES = tuple(10.0**power for power in range(2, 15))
+_BYTES = Axis("bytes read", log=True, ticks=_DECADES, tick_texts=tuple(bytes_si(value, 1) for value in _DECADES))
+_LAYOUTS = {"shared-slots": "slots", "shared-contiguous": "contiguous", "unique": "own copies"}
 _DOUBLINGS = tuple(float(2**power) for power in range(13))
 
 
@@ -23,11 +26,13 @@ def reads_section(material: Material) -> Section:
     counted = _counted(material)
     measured = _traffic_group(found)
     blocks: list[Block] = []
-    if measured or counted:
-        blocks.append(_reads_chart(measured, counted))
-    if not measured:
+    if measured:
+        blocks.append(_measured_chart(measured))
+    else:
         why = "no kernel record of this selection has hardware counters (they need a GPU and its profiler)"
         blocks.append(Note("missing", f"Measured traffic: {why}."))
+    if counted:
+        blocks.append(_counted_chart(counted))
     blocks += _one_launch(found)
     if found:
         caption = "One launch of each kernel: time and bytes (DRAM and L2 are different things and are not added)"
@@ -35,27 +40,27 @@ def reads_section(material: Material) -> Section:
     return Section("reads", _TITLE, _QUESTION, _finding(measured, counted), tuple(blocks))
 
 
-class _Counted:
+class Counted:
     """What the plugin counted for one case: prefix tokens read for shared groups, and what stock would have read."""
 
     def __init__(self, case: ServingCase) -> None:
         self.case = case
-        self.once = self.by_stock = self.bytes_saved = self.tokens = self.group_steps = 0
+        self.once = self.by_stock = self.bytes_saved = self.group_steps = 0
 
     @property
     def factor(self) -> float:
         return self.by_stock / self.once
 
 
-def _counted(material: Material) -> list[_Counted]:
-    sums: dict[str, _Counted] = {}
+def _counted(material: Material) -> list[Counted]:
+    sums: dict[str, Counted] = {}
     for record in material.records:
         if not isinstance(record.case, ServingCase) or not isinstance(record.measurement, ServingMeasurement):
             continue
         for block in record.measurement.blocks:
             if block.counters is None or not block.counters.prefix_tokens_read_once:
                 continue
-            one = sums.setdefault(record.case_hash, _Counted(record.case))
+            one = sums.setdefault(record.case_hash, Counted(record.case))
             one.once += block.counters.prefix_tokens_read_once
             one.by_stock += block.counters.prefix_tokens_read_by_stock
             one.bytes_saved += block.counters.bytes_saved
@@ -65,9 +70,10 @@ def _counted(material: Material) -> list[_Counted]:
 
 def _traffic_group(found: list[Launches]) -> list[Launches]:
     """The shape, but for its batch, of which hardware counters saw most batch sizes."""
+    state = "cold" if any(one.l2 == "cold" for one in found) else "warm"
     groups: defaultdict[tuple[object, ...], list[Launches]] = defaultdict(list)
     for one in found:
-        if one.dram_read_bytes is not None and one.prefix_bytes:
+        if one.l2 == state and one.dram_read_bytes is not None and one.prefix_bytes:
             shape = (
                 one.device,
                 one.prefix_tokens,
@@ -81,7 +87,7 @@ def _traffic_group(found: list[Launches]) -> list[Launches]:
     return max(groups.values(), key=lambda g: (len({one.batch for one in g}), g[0].prefix_tokens), default=[])
 
 
-def _finding(measured: list[Launches], counted: list[_Counted]) -> str:
+def _finding(measured: list[Launches], counted: list[Counted]) -> str:
     if measured:
         most = max(one.batch for one in measured)
         said = [
@@ -104,65 +110,92 @@ def _reads(one: Launches, amount: float | None) -> float | None:
     return None if amount is None or not one.prefix_bytes else amount / one.prefix_bytes
 
 
-def _reads_chart(measured: list[Launches], counted: list[_Counted]) -> Chart:
-    batches = sorted({one.batch for one in measured} | {c.case.concurrency for c in counted})
-    series = [
+def _theory(batches: list[int]) -> list[Series]:
+    return [
         Series("N, once each", "muted", tuple(Point(b, b) for b in batches), "dot", marks=False),
         Series("1, once for all", "ink", tuple(Point(b, 1) for b in batches), "dot", marks=False),
     ]
-    for name in dict.fromkeys(one.implementation for one in measured):
-        own = [one for one in measured if one.implementation == name]
-        series += [
-            Series(f"{name}, DRAM", name, tuple(Point(o.batch, _reads(o, o.dram_read_bytes)) for o in own)),
-            Series(f"{name}, L2", name, tuple(Point(o.batch, _reads(o, o.l2_read_bytes)) for o in own), "dash"),
-        ]
-    if counted:
-        stock = {c.case.concurrency: c.factor for c in counted}
-        series.append(Series("stock, counted", "stock", tuple(Point(n, f) for n, f in sorted(stock.items()))))
-        for path in dict.fromkeys(c.case.path for c in counted):
-            own_batches = sorted({c.case.concurrency for c in counted if c.case.path == path})
-            series.append(Series(f"{path}, counted", path, tuple(Point(n, 1) for n in own_batches)))
+
+
+def _reads_figure(series: list[Series], batches: list[int]) -> Figure:
     ticks = tuple(float(b) for b in batches)
-    shape = f" Kernels: {measured[0].prefix_tokens:,}-token prefix, {measured[0].device}." if measured else ""
-    return Chart(
-        id="reads",
-        title="Reads of the shared prefix in one step",
-        alt=f"Reads of the prefix against requests in flight, on logarithmic axes. {_finding(measured, counted)}",
-        figure=figures.lines(
-            series,
-            Axis("requests in flight", log=True, ticks=ticks),
-            Axis("reads of the prefix", log=True, ticks=_DOUBLINGS),
-        ),
-        table=_reads_table(measured, counted),
-        caption=f"Dotted: what theory says.{shape} Traffic is divided by the size of one prefix; suffixes, queries and "
-        "outputs are in it.",
-    )
+    y = Axis("reads of the prefix", log=True, ticks=_DOUBLINGS)
+    return figures.lines([*_theory(batches), *series], Axis("requests in flight", log=True, ticks=ticks), y)
 
 
-def _reads_table(measured: list[Launches], counted: list[_Counted]) -> Table:
+def _measured_chart(measured: list[Launches]) -> Chart:
+    series = []
+    for name, layout in dict.fromkeys((one.implementation, one.layout) for one in measured):
+        own = [one for one in measured if (one.implementation, one.layout) == (name, layout)]
+        label = f"{name}, own copies" if layout == "unique" else name
+        series += [
+            Series(f"{label}, DRAM", name, tuple(Point(o.batch, _reads(o, o.dram_read_bytes)) for o in own)),
+            Series(f"{label}, L2", name, tuple(Point(o.batch, _reads(o, o.l2_read_bytes)) for o in own), "dash"),
+        ]
     rows: list[list[Cell]] = [
         [
             cells.amount(one.batch),
             cells.path(one.implementation),
-            cells.text(source),
-            cells.amount(_reads(one, amount), kernels.NO_COUNTERS),
-            cells.amount(amount, kernels.NO_COUNTERS, bytes_si),
+            cells.text(one.layout),
+            *(
+                cells.amount(value, kernels.NO_COUNTERS, say)
+                for amount in (one.dram_read_bytes, one.l2_read_bytes)
+                for value, say in ((amount, bytes_si), (_reads(one, amount), number))
+            ),
         ]
         for one in measured
-        for source, amount in (("DRAM counters", one.dram_read_bytes), ("L2 counters", one.l2_read_bytes))
     ]
-    rows += [
+    columns = ("requests", "kernel", "layout", "DRAM", "DRAM / prefix", "L2", "L2 / prefix")
+    return Chart(
+        id="reads",
+        title="Measured traffic of one launch, in reads of the prefix",
+        alt=f"Traffic over the size of the prefix against requests, logarithmic. {_finding(measured, [])}",
+        figure=_reads_figure(series, sorted({one.batch for one in measured})),
+        table=cells.table("reads-data", "Hardware counters, and divided by one prefix", columns, rows),
+        caption=f"{measured[0].prefix_tokens:,}-token prefix, {measured[0].q_heads}/{measured[0].kv_heads} heads, "
+        f"{measured[0].device}. Dotted: theory. Queries, outputs and suffixes are in the traffic.",
+    )
+
+
+def _counted_chart(counted: list[Counted]) -> Chart:
+    by_concurrency = {one.case.concurrency: one.factor for one in counted}
+    series = [Series("stock, counted", "stock", tuple(Point(n, f) for n, f in sorted(by_concurrency.items())))]
+    for path in dict.fromkeys(one.case.path for one in counted):
+        own = sorted({one.case.concurrency for one in counted if one.case.path == path})
+        series.append(Series(f"{path}, counted", path, tuple(Point(n, 1) for n in own)))
+    rows: list[list[Cell]] = [
         [
+            cells.amount(one.case.prefix_tokens),
             cells.amount(one.case.concurrency),
-            cells.path(path_of(one.case.path)),
-            cells.text("plugin's count of stock's reads for each of ours"),
+            cells.path(one.case.path),
+            cells.amount(one.group_steps),
+            cells.amount(one.once),
+            cells.amount(one.by_stock),
             cells.amount(one.factor),
             cells.amount(one.bytes_saved, say=bytes_si),
         ]
         for one in counted
     ]
-    columns = ("requests", "path", "source", "reads of the prefix", "bytes (plugin: modelled, saved)")
-    return cells.table("reads-data", "Reads of the prefix", columns, rows)
+    columns = (
+        "shared prefix",
+        "in flight",
+        "path",
+        "group steps",
+        "tokens read",
+        "by stock",
+        "ratio",
+        "modelled saving",
+    )
+    return Chart(
+        id="reads-counted",
+        title="Reads per step in the server, counted by the plugin",
+        alt=f"Reads of the prefix for each group and step against requests in flight. {_finding([], counted)}",
+        figure=_reads_figure(series, sorted(by_concurrency)),
+        table=cells.table(
+            "reads-counted-data", "Prefix tokens read by us, and by stock as it would have", columns, rows
+        ),
+        caption="Counts of what was scheduled, in steps that shared a prefix; not a hardware measurement.",
+    )
 
 
 def _one_launch(found: list[Launches]) -> list[Block]:
@@ -171,7 +204,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         return [Note("missing", "Bytes and microseconds of one launch: this selection has no kernel record.")]
     widest = max(found, key=lambda one: (one.batch, one.prefix_tokens, one.group, one.l2 == "cold"))
     same = [one for one in found if one.shape == widest.shape and one.l2 == widest.l2]
-    labels = [f"{one.implementation}, {one.layout}" for one in same]
+    labels = [f"{one.implementation}, {_LAYOUTS.get(one.layout, one.layout)}" for one in same]
     paths = [one.implementation for one in same]
     caption = f"Shape: {widest.shape}; {widest.device}; {widest.l2} L2."
     measured: list[tuple[str, list[float | None]]] = [
@@ -186,7 +219,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         id="launch-bytes",
         title="One launch: bytes read",
         alt=f"Bytes of one launch. Modelled: {said}.",
-        figure=bars.grouped_bars(labels, shown, Axis("bytes read", log=True, suffix="B", format="~s")),
+        figure=bars.grouped_bars(labels, shown, _BYTES),
         table=cells.table(
             "launch-bytes-data",
             "Bytes of one launch",

@@ -69,12 +69,12 @@ def percent(value: float | None, digits: int = 1) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
-def bytes_si(value: float | None) -> str:
+def bytes_si(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= size:
-            return f"{number(value / size)} {unit}"
+            return f"{number(value / size, digits)} {unit}"
     return f"{value:.0f} B"
 
 

@@ -15,7 +15,8 @@ const setUpAmdahl = (widget) => {
     out("s").textContent = `${format(faster, 1)}×`;
     out("speedup").textContent = `${format(speedup)}×`;
     out("limit").textContent = `at most ${format(1 / (1 - share))}× however fast that share becomes`;
-    const xs = Array.from({ length: 81 }, (_, i) => Number(s.max) ** (i / 80));
+    const from = Math.min(1, data.slowest);
+    const xs = Array.from({ length: 81 }, (_, i) => from * (Number(s.max) / from) ** (i / 80));
     show(plot, {
       data: [
         { x: xs, y: xs.map((x) => amdahl(share, x)), mode: "lines", name: `predicted at f = ${format(100 * share, 1)}%`, line: { color: "$ink", width: 2 }, hovertemplate: "s %{x:.1f}×: whole step %{y:.2f}×<extra></extra>" },
@@ -23,7 +24,7 @@ const setUpAmdahl = (widget) => {
         ...data.measured,
       ],
       layout: {
-        xaxis: { type: "log", title: { text: "speed-up of the prefix share, s" }, tickvals: [1, 2, 5, 10, 20, 50, 100, 200], ticksuffix: "×" },
+        xaxis: { type: "log", title: { text: "speed-up of the prefix share, s" }, tickvals: [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], ticksuffix: "×" },
         yaxis: { title: { text: "speed-up of the whole step" }, ticksuffix: "×", rangemode: "tozero" },
       },
     });

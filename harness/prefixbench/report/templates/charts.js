@@ -24,6 +24,10 @@ const show = (target, figure) => {
     if (/^[xy]axis/.test(key)) layout[key] = merged(AXIS, layout[key]);
   }
   for (const key of ["xaxis", "yaxis"]) layout[key] ??= AXIS;
+  // On a phone the legend wraps: the chart grows by its rows, so that the plot itself keeps its height.
+  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  const rows = Math.ceil(named / Math.max(1, Math.floor(target.clientWidth / 170)));
+  if (layout.showlegend !== false && named > 1) layout.height += 20 * (rows - 1);
   // Plotly writes into what it is given: it gets a copy, the payload stays as embedded.
   Plotly.react(target, themed(figure.data), themed(layout), { displayModeBar: false, responsive: true });
 };

@@ -71,7 +71,8 @@ const setUpPool = (widget) => {
     }
   };
   for (const when of ["before", "after"]) {
-    if (data[when].length) drawPool(boxes[when], data[when], data, (index) => pick(when, index));
+    if (data[when].every((run) => run.kind === "free") && data[when].length) boxes[when].append("every slot is free");
+    else if (data[when].length) drawPool(boxes[when], data[when], data, (index) => pick(when, index));
     else boxes[when].append("not recorded");
   }
   let at = -1;
