@@ -36,7 +36,7 @@ def step_seconds(path: str, prefix: int, concurrency: int) -> float:
 
 
 def measured(
-    path: str, prefix: int, concurrency: int, launch: int, *, plugin: bool = True, **changes: object
+    path: str, prefix: int, concurrency: int, launch: int = 0, *, plugin: bool = True, **changes: object
 ) -> Record:
     """One case in one launch with 2% spread between launches and 1% between its two blocks."""
     rng = random.Random(f"{path}{prefix}{concurrency}{launch}{plugin}")
