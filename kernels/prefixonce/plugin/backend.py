@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -16,12 +16,18 @@ from prefixonce.plugin.runtime import Runtime
 from prefixonce.step import Path, PrefixGroup
 
 
+class GraphChoice(Protocol):
+    """Which recorded set of launches the step in hand is for; None is the stock backend's own graph."""
+
+    current: Any
+
+
 class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
     """SGLang plans a step through `init_forward_metadata*` and then calls `forward_decode` once per layer."""
 
     needs_cpu_seq_lens = True
 
-    def __init__(self, runner: Any, stock: Any, kernels: Kernels, runtime: Runtime) -> None:
+    def __init__(self, runner: Any, stock: Any, kernels: Kernels, runtime: Runtime, graphs: GraphChoice) -> None:
         super().__init__()
         self.stock = stock
         # SGLang reads both attributes from whichever backend is active.
@@ -29,6 +35,7 @@ class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
         self.req_to_token_pool = runner.req_to_token_pool
         self._kernels = kernels
         self._runtime = runtime
+        self._graphs = graphs
         self._shared: tuple[PrefixGroup, ...] = ()
         self._plan: Any = None
 
@@ -43,6 +50,11 @@ class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
             self.stock.init_forward_metadata(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        if in_capture and self._graphs.current is not None:
+            table = self.req_to_token_pool.req_to_token
+            self._shared = ()
+            self._plan = self._kernels.plan_capture(self._graphs.current, table, forward_batch.req_pool_indices)
+            return
         if self._stock_serves(forward_batch):
             self.stock.init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
 
@@ -108,21 +120,22 @@ class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
 
     def _stock_serves(self, forward_batch: Any) -> bool:
         """Plans the step; true if the wrapped backend has to plan it instead."""
-        self._plan = None
+        self._plan = self._graphs.current = None
         if not forward_batch.forward_mode.is_decode() or forward_batch.seq_lens_cpu is None:
             return True
         rows = forward_batch.batch_size - (getattr(forward_batch, "num_padding", None) or 0)
-        planned = self._runtime.take(tuple(forward_batch.seq_lens_cpu[:rows].tolist()))
+        planned = self._runtime.take(tuple(forward_batch.seq_lens_cpu[:rows].tolist()), self._kernels.fits)
         self._runtime.settings.fault.delay()
         if planned is None or planned.choice.path is Path.STOCK:
             return True
         began_s = perf_counter()
         self._shared = shared_groups(planned.step, planned.choice)
-        self._plan = self._kernels.plan(
+        self._plan = self._graphs.current = self._kernels.plan(
             planned.step,
             planned.choice,
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices[:rows],
+            padded_batch=forward_batch.batch_size,
         )
         self._runtime.counters.plan_s += perf_counter() - began_s
         return False

@@ -15,6 +15,10 @@ def shared_groups(step: DecodeStep, choice: Choice) -> tuple[PrefixGroup, ...]:
     )
 
 
+# Reasons carry figures (M_eff, microseconds), so a long-lived server could meet ever new ones.
+_MAX_REASONS = 64
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals since the start or the last reset. Times are host seconds; None means not measured on this device."""
@@ -35,7 +39,8 @@ class Counters:
     def count_step(self, step: DecodeStep, choice: Choice, kv_token_bytes: int) -> None:
         """`kv_token_bytes`: K and V of one token over all layers of this rank."""
         self.steps[choice.path] += 1
-        self.reasons[choice.reason] += 1
+        known = choice.reason in self.reasons or len(self.reasons) < _MAX_REASONS
+        self.reasons[choice.reason if known else "other reasons"] += 1
         self.batch_histogram[step.batch_size] += 1
         self.decode_tokens += step.batch_size
         for group in shared_groups(step, choice):

@@ -37,6 +37,10 @@ class Fault:
             )
         return cls(known[name], int(amount) if wants_amount else 0)
 
+    @property
+    def corrupts(self) -> bool:
+        return self.kind in (FaultKind.ZERO_PREFIX, FaultKind.PERMUTE_PREFIX)
+
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.sleep_us}" if self.kind is FaultKind.SLEEP else self.kind.value
 
@@ -50,7 +54,7 @@ class Fault:
 
         Attention ignores the order of its keys, so a permutation must move the values against the keys.
         """
-        if self.kind not in (FaultKind.ZERO_PREFIX, FaultKind.PERMUTE_PREFIX):
+        if not self.corrupts:
             return k, v
         k, v = k.clone(), v.clone()
         for group in groups:

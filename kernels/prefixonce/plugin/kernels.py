@@ -6,31 +6,55 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from prefixonce import cpu
 from prefixonce.errors import UnsupportedError
+from prefixonce.plugin.runtime import ModelShape
+from prefixonce.plugin.settings import PluginSettings
 from prefixonce.step import Choice, DecodeStep
 
 
 class Kernels(Protocol):
     """What the host decides is planned once per step and run once per layer; shapes as in `prefixonce.cpu`."""
 
-    def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor) -> Any: ...
+    def fits(self, step: DecodeStep, choice: Choice) -> bool: ...
+
+    def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor, *, padded_batch: int) -> Any: ...
+
+    def plan_capture(self, variant: Any, table: Tensor, rows: Tensor) -> Any: ...
 
     def run(
-        self,
-        plan: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        soft_cap: float = 0.0,
-        out: Tensor | None = None,
+        self, plan: Any, q: Tensor, k: Tensor, v: Tensor, *, scale: float, soft_cap: float, out: Tensor
     ) -> Tensor: ...
 
 
-def kernels_for(device_type: str) -> Kernels:
-    if device_type == "cpu":
-        from prefixonce import cpu
+class CpuKernels:
+    """Plain torch; plans are index tensors without a fixed size, and there are no graphs to capture."""
 
-        return cpu
-    raise UnsupportedError(f"device {device_type!r} has no kernels in this version; allowed: cpu")
+    def fits(self, step: DecodeStep, choice: Choice) -> bool:
+        return True
+
+    def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor, *, padded_batch: int) -> cpu.CpuPlan:
+        return cpu.plan(step, choice, table, rows)
+
+    def plan_capture(self, variant: Any, table: Tensor, rows: Tensor) -> Any:
+        raise UnsupportedError("a CPU has no graphs to capture; leave CUDA graphs off")
+
+    def run(
+        self, plan: cpu.CpuPlan, q: Tensor, k: Tensor, v: Tensor, *, scale: float, soft_cap: float, out: Tensor
+    ) -> Tensor:
+        return cpu.run(plan, q, k, v, scale=scale, soft_cap=soft_cap, out=out)
+
+
+def kernels_for(device_type: str, shape: ModelShape, settings: PluginSettings, **limits: Any) -> Kernels:
+    """`limits` (max_batch, pool_slots, dtype) size the static buffers of a GPU."""
+    if device_type == "cpu":
+        return CpuKernels()
+    if device_type == "cuda":
+        if settings.timers:
+            raise UnsupportedError(
+                "PREFIXONCE_TIMERS=1 times on a CPU only; on a GPU take kernel times from a profiler"
+            )
+        from prefixonce.plugin.cuda import CudaKernels
+
+        return CudaKernels(shape, device=device_type, **limits)
+    raise UnsupportedError(f"device {device_type!r} has no kernels in this version; allowed: cpu, cuda")

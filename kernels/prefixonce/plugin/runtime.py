@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from prefixonce.dispatch import Limits, choose
+from prefixonce.dispatch import CostModel, Limits, choose
 from prefixonce.plugin.counters import Counters
 from prefixonce.plugin.grouping import Chain, group_rows
 from prefixonce.plugin.settings import PluginSettings
@@ -35,6 +36,8 @@ class Runtime:
         self.settings = settings
         self.mode = settings.mode
         self.limits = Limits(dense_m_eff=settings.dense_m_eff, min_prefix_tokens=settings.min_prefix_tokens)
+        # What `auto` asks; without it, `auto` follows the seed's rule like `full`.
+        self.cost: CostModel | None = settings.profile
         self.counters = Counters()
         self.shape: ModelShape | None = None
         self._chains: list[Chain] = []
@@ -47,23 +50,28 @@ class Runtime:
         if not _same(chains, self._chains):
             self._chains, self._groups = chains, group_rows(chains)
         step = self._step(seq_lens, self._groups)
-        self._pending = PlannedStep(step, choose(step, self.mode, self.limits))
+        self._pending = PlannedStep(step, choose(step, self.mode, self.limits, self.cost))
         self.counters.plan_s += perf_counter() - began_s
 
-    def take(self, seq_lens: tuple[int, ...]) -> PlannedStep | None:
+    def take(self, seq_lens: tuple[int, ...], fits: Callable[[DecodeStep, Choice], bool]) -> PlannedStep | None:
         """Hands out the planned step, once, to the forward it was made for.
 
-        None for a forward that nobody planned (warm-up, graph capture). Other rows than planned are served by stock,
-        which needs no plan, and counted as such.
+        None for a forward that nobody planned (warm-up, graph capture). Other rows than planned, or a step that does
+        not fit the kernels' buffers, are served by stock, which needs no plan, and counted as such.
         """
         planned, self._pending = self._pending, None
         if planned is None:
             return None
         if planned.step.seq_lens != seq_lens:
-            planned = PlannedStep(self._step(seq_lens, ()), Choice(Path.STOCK, (), (), "not the step that was planned"))
+            planned = self._stock(seq_lens, "not the step that was planned")
+        elif planned.choice.path is not Path.STOCK and not fits(planned.step, planned.choice):
+            planned = self._stock(seq_lens, "the slot lists outgrow the static buffers")
         assert self.shape is not None
         self.counters.count_step(planned.step, planned.choice, self.shape.kv_token_bytes)
         return planned
+
+    def _stock(self, seq_lens: tuple[int, ...], reason: str) -> PlannedStep:
+        return PlannedStep(self._step(seq_lens, ()), Choice(Path.STOCK, (), (), reason))
 
     def _step(self, seq_lens: tuple[int, ...], groups: tuple[PrefixGroup, ...]) -> DecodeStep:
         assert self.shape is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any
 
+from prefixonce.cost import Profile, load_profile
 from prefixonce.errors import UnsupportedError
 from prefixonce.plugin.faults import NO_FAULT, Fault
 from prefixonce.step import Mode
@@ -22,6 +24,7 @@ class PluginSettings:
     min_run_tokens: int = 64
     min_prefix_tokens: int = 1
     timers: bool = False
+    profile: Profile | None = None
     fault: Fault = NO_FAULT
 
     @classmethod
@@ -53,6 +56,10 @@ def _switch(name: str, text: str) -> bool:
     return text == "1"
 
 
+def _profile(_name: str, text: str) -> Profile:
+    return load_profile(FilePath(text))
+
+
 def _fault(_name: str, text: str) -> Fault:
     return Fault.parse(text)
 
@@ -63,5 +70,6 @@ _READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "PREFIXONCE_MIN_RUN_TOKENS": ("min_run_tokens", _positive),
     "PREFIXONCE_MIN_PREFIX_TOKENS": ("min_prefix_tokens", _positive),
     "PREFIXONCE_TIMERS": ("timers", _switch),
+    "PREFIXONCE_PROFILE": ("profile", _profile),
     "PREFIXONCE_TEST_FAULT": ("fault", _fault),
 }

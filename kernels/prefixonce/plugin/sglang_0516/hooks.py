@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.server_args import add_attention_backend_choices
 
+from prefixonce.cost import CONSERVATIVE
 from prefixonce.errors import PrefixOnceError, UnsupportedError
 from prefixonce.plugin.backend import PrefixOnceBackend
 from prefixonce.plugin.kernels import kernels_for
@@ -21,6 +22,7 @@ from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.runtime import Runtime
 from prefixonce.plugin.sglang_0516.allocator import RunKeeper
 from prefixonce.plugin.sglang_0516.control import Control, split_command
+from prefixonce.plugin.sglang_0516.graphs import GraphVariants
 from prefixonce.plugin.sglang_0516.refusals import NAME, check_server_args, shape_of_model
 from prefixonce.plugin.sglang_0516.tree import KvPool, PlacingRadixCache
 
@@ -55,6 +57,7 @@ class Plugin:
     def __init__(self, runtime: Runtime, sglang_version: str) -> None:
         self._runtime = runtime
         self._sglang_version = sglang_version
+        self._graphs = GraphVariants()
         self._runner: Any = None
         self._tree: PlacingRadixCache | None = None
         self._control: Control | None = None
@@ -73,6 +76,7 @@ class Plugin:
             ("sglang.srt.model_executor.model_runner.ModelRunner.forward", self._around_forward, HookType.AROUND),
             ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", self._after_get_state, HookType.AFTER),
             ("sglang.srt.managers.scheduler.Scheduler.set_internal_state", self._around_set_state, HookType.AROUND),
+            *self._graphs.hooks(),
         )
 
     def _build_backend(self, runner: Any) -> PrefixOnceBackend:
@@ -82,10 +86,21 @@ class Plugin:
         stock = ATTENTION_BACKENDS.get(stock_name)
         if stock is None:
             raise UnsupportedError(f"--attention-backend {stock_name!r} is unknown; name the stock backend to wrap")
-        kernels = kernels_for(str(runner.device))
-        self._runtime.shape = shape_of_model(runner)
-        self._runner = runner
-        return PrefixOnceBackend(runner, stock(runner), kernels, self._runtime)
+        device, settings, shape = str(runner.device), self._runtime.settings, shape_of_model(runner)
+        if device != "cpu":
+            if settings.fault.corrupts and not runner.server_args.disable_cuda_graph:
+                raise UnsupportedError(f"PREFIXONCE_TEST_FAULT={settings.fault} needs --disable-cuda-graph")
+            self._runtime.cost = settings.profile or CONSERVATIVE
+        kernels = kernels_for(
+            device,
+            shape,
+            settings,
+            max_batch=runner.req_to_token_pool.size,
+            pool_slots=runner.token_to_kv_pool.size,
+            dtype=runner.dtype,
+        )
+        self._runtime.shape, self._runner = shape, runner
+        return PrefixOnceBackend(runner, stock(runner), kernels, self._runtime, self._graphs)
 
     def _build_tree(self, context: Any) -> PlacingRadixCache:
         check_server_args(context.server_args)
@@ -118,6 +133,7 @@ class Plugin:
     def _after_batch(self, _result: object, _cls: type, batch: Any, runner: Any, **_options: Any) -> None:
         if self._tree is None or runner is not self._runner:
             return
+        self._graphs.current = None
         if not batch.forward_mode.is_decode():
             self._runtime.drop_plan()
             return

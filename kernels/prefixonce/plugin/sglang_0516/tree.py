@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,7 +61,8 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
     def __init__(self, params: Any, pool: KvPool, placement: Placement) -> None:
         self._pool = pool
         self.placement = placement
-        self._inserting_prompt = False
+        # A leaf inserted now holds prompt tokens if it begins before this depth.
+        self._prompt_tokens = 0
         self._chains: dict[tuple[int, int], Chain] = {}
         super().__init__(params)
 
@@ -68,21 +71,32 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self._chains.clear()
         self.placement.flush()
 
+    # While a request is cached nobody else refers to its new leaf yet, and its own row is rewritten (or released) by
+    # the same call: the one moment at which K/V can move without anyone noticing.
+
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
-        # The creator's row is rewritten by this very call and nobody else refers to the new node yet, so here,
-        # and only here, a node can move without anyone noticing.
-        self._inserting_prompt = True
-        try:
+        with self._prompt(len(req.origin_input_ids) + len(req.output_ids)):
             super().cache_unfinished_req(req, chunked=chunked)
+
+    def cache_finished_req(self, req: Any, is_insert: bool = True, **options: Any) -> None:
+        # Its prompt is new here only if it finished right after its prefill, as requests that warm a prefix do.
+        with self._prompt(len(req.origin_input_ids)):
+            super().cache_finished_req(req, is_insert, **options)
+
+    @contextmanager
+    def _prompt(self, tokens: int) -> Iterator[None]:
+        self._prompt_tokens = tokens
+        try:
+            yield
         finally:
-            self._inserting_prompt = False
+            self._prompt_tokens = 0
 
     def _insert_helper(
         self, node: Any, key: Any, value: Tensor, priority: int = 0, chunked: bool = False
     ) -> tuple[int, Any]:
         matched, leaf = super()._insert_helper(node, key, value, priority, chunked)
         if matched < len(key):
-            if self._inserting_prompt:
+            if matched < self._prompt_tokens:
                 leaf.value = self.placement.place(leaf.id, leaf.value)
             else:
                 self.placement.leave(leaf.id, len(leaf.key))

@@ -1,0 +1,68 @@
+"""Free runs against a plain set of free units; contiguity of slot lists."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixonce.errors import LayoutError
+from prefixonce.layout import FreeRuns, Run, run_start
+
+
+@st.composite
+def disjoint_runs(draw):
+    runs, at = [], 0
+    for gap, length in draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), max_size=8)):
+        runs.append(Run(at + gap, length))
+        at += gap + length
+    return runs
+
+
+def units(runs):
+    return [unit for run in runs for unit in range(run.start, run.end)]
+
+
+@given(disjoint_runs(), st.lists(st.tuples(st.booleans(), st.integers(1, 25)), max_size=12))
+def test_taking_and_draining_never_lose_or_invent_a_unit(runs, calls):
+    free = FreeRuns(runs)
+    owned = set(units(runs))
+    for take, length in calls:
+        longest = free.longest
+        if take:
+            start = free.take(length)
+            assert (start is None) == (length > longest)
+            got = [] if start is None else list(range(start, start + length))
+        else:
+            got = units(free.drain(length))
+            assert len(got) == min(length, len(owned))
+        assert len(set(got)) == len(got)
+        assert set(got) <= owned
+        owned -= set(got)
+        assert sorted(units(free)) == sorted(owned)
+        assert free.total == len(owned)
+
+
+def test_take_is_best_fit_and_cuts_from_the_front():
+    free = FreeRuns([Run(100, 50), Run(10, 20), Run(200, 20)])
+    assert free.take(15) == 10
+    assert list(free) == [Run(25, 5), Run(100, 50), Run(200, 20)]
+    assert free.take(50) == 100
+    assert free.take(21) is None
+
+
+def test_draining_spares_the_longest_run():
+    free = FreeRuns([Run(100, 50), Run(10, 20)])
+    assert free.drain(25) == [Run(10, 20), Run(100, 5)]
+    assert list(free) == [Run(105, 45)]
+
+
+def test_a_run_of_nothing_is_refused():
+    with pytest.raises(LayoutError, match="at least 1"):
+        FreeRuns([Run(1, 4)]).take(0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "start"),
+    [([], None), ([7], 7), ([7, 8, 9], 7), ([7, 9, 8, 10], None), ([7, 7, 9], None), ([9, 8, 7], None), ([7, 9], None)],
+)
+def test_run_start(slots, start):
+    assert run_start(slots) == start

@@ -1,0 +1,259 @@
+"""Real SGLang engines for tests. One process imports SGLang once; every engine is forked from it and starts in seconds.
+
+SGLang itself spawns fresh interpreters, which costs a full import per process. On a CPU nothing forbids forking
+them instead; scheduler, radix tree, KV pool, tokenizer manager and their messages are unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+STOCK_ARGS = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "dtype": "float32",
+    "disable_cuda_graph": True,
+    "skip_tokenizer_init": True,
+    "random_seed": 1,
+    "log_level": "info",
+    "max_running_requests": 64,
+}
+PLUGIN_ARGS = {"decode_attention_backend": "prefixonce", "radix_cache_backend": "prefixonce"}
+_START_TIMEOUT_S = 300
+_CALL_TIMEOUT_S = 300
+
+
+class Zygote:
+    """Imports SGLang for the CPU platform and forks engines from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+        address = str(directory / "zygote.sock")
+        self._log = (directory / "zygote.log").open("wb")
+        listener = multiprocessing.connection.Listener(address, "AF_UNIX")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, address],
+            env={**os.environ, "SGLANG_PLATFORM": "prefixonce_cpu"},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._connection = listener.accept()
+        listener.close()
+
+    def engine(self, *, env=None, patches=None, **server_args) -> Engine:
+        """`patches`: {"module.NAME": value} set in the engine's processes after the import."""
+        self._count += 1
+        name = str(self._directory / f"engine-{self._count}")
+        listener = multiprocessing.connection.Listener(f"{name}.sock", "AF_UNIX")
+        self._connection.send((f"{name}.sock", f"{name}.log", env or {}, patches or {}, STOCK_ARGS | server_args))
+        engine = Engine(listener.accept(), Path(f"{name}.log"))
+        listener.close()
+        engine.receive(_START_TIMEOUT_S)
+        return engine
+
+    def close(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._log.close()
+
+
+class EngineDiedError(Exception):
+    """The engine stopped instead of answering; the text is the end of its log."""
+
+
+class Engine:
+    """The test's end of a running engine."""
+
+    def __init__(self, connection, log: Path) -> None:
+        self._connection = connection
+        self.log = log
+
+    def generate(self, requests: list[dict]) -> list[dict]:
+        """Each request: input_ids, max_new_tokens, and optionally after_s (send later), abort_after_s, top (log-probs).
+
+        Answers: tokens, logprobs (one per token), top (per token the sorted top log-probabilities), cached_tokens.
+        """
+        return self._call("generate", requests)
+
+    def state(self) -> dict:
+        return self._call("state")
+
+    def counters(self) -> dict:
+        return self.state()["counters"]
+
+    def steer(self, **command: float) -> bool:
+        return self._call("steer", command)
+
+    def flush(self) -> None:
+        assert self._call("flush"), "the cache was not flushed: the engine is not idle"
+
+    def close(self) -> None:
+        with contextlib.suppress(EngineDiedError):
+            self._call("close")
+        self._connection.close()
+
+    def receive(self, timeout_s: float):
+        try:
+            if not self._connection.poll(timeout_s):
+                raise EngineDiedError(f"no answer in {timeout_s} s\n{self._tail()}")
+            ok, answer = self._connection.recv()
+        except (EOFError, ConnectionError):
+            raise EngineDiedError(self._tail()) from None
+        if not ok:
+            raise EngineDiedError(f"{answer}\n{self._tail()}")
+        return answer
+
+    def _call(self, name: str, *args):
+        try:
+            self._connection.send((name, args))
+        except (BrokenPipeError, ConnectionError):
+            raise EngineDiedError(self._tail()) from None
+        return self.receive(_CALL_TIMEOUT_S)
+
+    def _tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+def _zygote_main(address: str) -> None:
+    for module in ("sglang", "sglang.srt.entrypoints.engine", "sglang.srt.managers.scheduler"):
+        importlib.import_module(module)
+    importlib.import_module("sglang.srt.models.llama")
+    context = multiprocessing.get_context("fork")
+    connection = multiprocessing.connection.Client(address, "AF_UNIX")
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            break
+        context.Process(target=_serve, args=order).start()
+
+
+def _serve(address: str, log: str, env: dict, patches: dict, server_args: dict) -> None:
+    connection = multiprocessing.connection.Client(address, "AF_UNIX")
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(env)
+    for path, value in patches.items():
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
+        setattr(importlib.import_module(module), name, value)
+    start_method = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda *_args, **_kwargs: start_method("fork", force=True)
+    trace = env.get("ENGINE_HOST_TRACE")
+    if trace:
+        _trace_steps(Path(trace))
+    try:
+        import sglang
+
+        engine = sglang.Engine(**server_args)
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while True:
+        name, args = connection.recv()
+        if name == "close":
+            engine.shutdown()
+            connection.send((True, None))
+            break
+        try:
+            connection.send((True, _CALLS[name](engine, *args)))
+        except Exception:  # noqa: BLE001  reported by the process that asked
+            connection.send((False, traceback.format_exc()))
+
+
+def _trace_steps(path: Path) -> None:
+    """Writes one JSON line per planned decode step: its path and groups as (rows, prefix tokens, dense tokens)."""
+    from prefixonce.plugin.runtime import Runtime
+
+    take = Runtime.take
+
+    def traced(self, seq_lens):
+        planned = take(self, seq_lens)
+        if planned is not None:
+            groups = [(len(g.rows), g.prefix_tokens, g.contiguous_tokens) for g in planned.step.groups]
+            line = {"path": planned.choice.path.value, "rows": len(seq_lens), "groups": groups}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        return planned
+
+    Runtime.take = traced
+
+
+def _generate(engine, requests: list[dict]) -> list[dict]:
+    async def one(request: dict) -> dict:
+        await asyncio.sleep(request.get("after_s", 0))
+        rid = f"{id(request)}-{time.monotonic_ns()}"
+        job = asyncio.ensure_future(
+            engine.async_generate(
+                input_ids=request["input_ids"],
+                sampling_params={
+                    "temperature": 0,
+                    "max_new_tokens": request["max_new_tokens"],
+                    "ignore_eos": True,
+                },
+                return_logprob=True,
+                top_logprobs_num=request.get("top", 0),
+                rid=rid,
+            )
+        )
+        if "abort_after_s" in request:
+            await asyncio.sleep(request["abort_after_s"])
+            engine.abort_request(rid)
+        answer = await job
+        meta = answer["meta_info"]
+        return {
+            "tokens": answer["output_ids"],
+            "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
+            "top": [sorted((e[0] for e in step), reverse=True) for step in meta.get("output_top_logprobs") or []],
+            "cached_tokens": meta["cached_tokens"],
+            "finish": meta["finish_reason"]["type"],
+            "retractions": meta.get("num_retractions", 0),
+        }
+
+    async def everything() -> list[dict]:
+        return await asyncio.gather(*(one(request) for request in requests))
+
+    return engine.loop.run_until_complete(everything())
+
+
+def _state(engine) -> dict:
+    return engine.get_server_info()["internal_states"][0].get("prefixonce")
+
+
+def _steer(engine, command: dict) -> bool:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    answer = engine.loop.run_until_complete(
+        engine.tokenizer_manager.set_internal_state(SetInternalStateReq(server_args=command))
+    )
+    return all(getattr(part, "updated", part) for part in answer)
+
+
+def _flush(engine) -> bool:
+    return bool(engine.flush_cache().success)
+
+
+_CALLS = {"generate": _generate, "state": _state, "steer": _steer, "flush": _flush}
+
+if __name__ == "__main__":
+    _zygote_main(sys.argv[1])

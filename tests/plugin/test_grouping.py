@@ -1,0 +1,123 @@
+"""Grouping against brute force over every assignment of rows to ancestor levels."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixonce.plugin.grouping import Link, group_rows
+from prefixonce.step import Segment, SlotPiece
+
+
+def link(node_id, start, end, slot=None):
+    piece = SlotPiece(torch.arange(start, end), end - start) if slot is None else Segment(slot, end - start)
+    return Link(node_id, end, piece)
+
+
+@st.composite
+def batches(draw):
+    """Up to six rows over a random tree; node i hangs below a node with a smaller number, or below the root."""
+    count = draw(st.integers(1, 6))
+    chains = {None: ()}
+    for node in range(count):
+        above = draw(st.sampled_from([None, *range(node)]))
+        start = chains[above][-1].end_tokens if chains[above] else 0
+        chains[node] = (*chains[above], link(node, start, start + draw(st.integers(1, 9))))
+    ends = st.sampled_from([None, *range(count)])
+    return [chains[end] for end in draw(st.lists(ends, min_size=1, max_size=6))]
+
+
+def saved(groups):
+    return sum((len(rows) - 1) * tokens for rows, tokens in groups)
+
+
+def best_by_brute_force(chains):
+    levels = [[None, *chain] for chain in chains]
+    best = 0
+    for choice in itertools.product(*levels):
+        members = {}
+        for picked in choice:
+            if picked is not None:
+                members.setdefault(picked.node_id, [0, picked.end_tokens])[0] += 1
+        best = max(best, sum((rows - 1) * tokens for rows, tokens in members.values()))
+    return best
+
+
+@settings(max_examples=150)
+@given(batches())
+def test_no_assignment_saves_more_tokens(chains):
+    groups = group_rows(chains)
+    assert saved((group.rows, group.prefix_tokens) for group in groups) == best_by_brute_force(chains)
+
+
+@given(batches())
+def test_groups_are_disjoint_real_prefixes_of_at_least_two_rows(chains):
+    seen = set()
+    for group in group_rows(chains):
+        assert len(group.rows) >= 2
+        assert not seen & set(group.rows)
+        assert list(group.rows) == sorted(group.rows)
+        seen |= set(group.rows)
+        for row in group.rows:
+            assert (group.node_id, group.prefix_tokens) in {(at.node_id, at.end_tokens) for at in chains[row]}
+
+
+def test_private_leaves_group_at_their_common_ancestor():
+    prefix = link(1, 0, 301)
+    chains = [(prefix, link(10 + row, 301, 303)) for row in range(8)]
+    (group,) = group_rows(chains)
+    assert group.rows == tuple(range(8))
+    assert group.prefix_tokens == 301
+    assert group.node_id == 1
+
+
+def test_two_prompts_and_a_loner_make_two_groups():
+    a, b = link(1, 0, 100), link(2, 0, 40)
+    chains = [(a,), (b,), (link(3, 0, 70),), (a,), (b,)]
+    assert [(g.rows, g.prefix_tokens) for g in group_rows(chains)] == [((0, 3), 100), ((1, 4), 40)]
+
+
+def test_deeper_groups_win_when_they_save_more():
+    root = link(1, 0, 10)
+    left, right = link(2, 10, 500), link(3, 10, 500)
+    chains = [(root, left), (root, left), (root, right), (root, right)]
+    assert [(g.rows, g.prefix_tokens) for g in group_rows(chains)] == [((0, 1), 500), ((2, 3), 500)]
+
+
+def test_a_long_common_root_beats_short_branches():
+    root = link(1, 0, 500)
+    left, right = link(2, 500, 510), link(3, 500, 510)
+    chains = [(root, left), (root, left), (root, right), (root, right)]
+    assert [(g.rows, g.prefix_tokens) for g in group_rows(chains)] == [((0, 1, 2, 3), 500)]
+
+
+def test_runs_that_touch_become_one_segment():
+    chain = (link(1, 0, 64, slot=100), link(2, 64, 96, slot=164), link(3, 96, 128, slot=500))
+    (group,) = group_rows([chain, chain])
+    assert group.pieces == (Segment(100, 96), Segment(500, 32))
+    assert group.is_contiguous
+
+
+def test_paged_nodes_stay_slot_lists_in_token_order():
+    chain = (link(1, 0, 4), link(2, 4, 6, slot=50))
+    (group,) = group_rows([chain, chain])
+    assert torch.equal(group.pieces[0].slots, torch.arange(4))
+    assert group.pieces[1] == Segment(50, 2)
+    assert group.contiguous_tokens == 2
+
+
+@pytest.mark.parametrize("chains", [[], [()], [(), ()], [(link(1, 0, 9),), (link(2, 0, 9),)]])
+def test_nothing_shared_is_no_group(chains):
+    assert group_rows(chains) == ()
+
+
+def test_a_deep_caterpillar_is_solved_without_recursion():
+    chain, chains = (), []
+    for node in range(1200):
+        chain = (*chain, link(node, node, node + 1))
+        if node % 4 == 0:
+            chains.append(chain)
+    groups = group_rows(chains)
+    assert sum(len(group.rows) for group in groups) > 200

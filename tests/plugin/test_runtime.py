@@ -1,0 +1,117 @@
+"""Planning a step apart from running it: reuse, validity, counters, the pool's picture."""
+
+import pytest
+import torch
+
+from prefixonce.layout import Run
+from prefixonce.plugin import runtime as runtime_module
+from prefixonce.plugin.grouping import Link
+from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
+from prefixonce.plugin.runtime import ModelShape, Runtime
+from prefixonce.plugin.settings import PluginSettings
+from prefixonce.step import Mode, Path, Segment
+
+
+@pytest.fixture
+def runtime():
+    made = Runtime(PluginSettings(mode=Mode.CASCADE))
+    made.shape = ModelShape(num_q_heads=8, num_kv_heads=2, head_dim=32, kv_token_bytes=1024)
+    return made
+
+
+PREFIX = (Link(1, 100, Segment(50, 100)),)
+
+
+def test_a_planned_step_is_counted_when_it_runs(runtime):
+    runtime.plan([PREFIX, PREFIX, (), PREFIX], (110, 111, 7, 112))
+    planned = runtime.take((110, 111, 7, 112))
+    assert planned.choice.path is Path.CASCADE
+    assert planned.step.groups[0].rows == (0, 1, 3)
+    counters = runtime.counters.to_json()
+    assert counters["steps"] == {"stock": 0, "paged": 0, "cascade": 1, "dense": 0}
+    assert counters["decode_tokens"] == 4
+    assert counters["group_steps"] == 1
+    assert counters["prefix_tokens_read_once"] == 100
+    assert counters["prefix_tokens_read_by_stock"] == 300
+    assert counters["bytes_saved"] == 2 * 100 * 1024
+    assert counters["batch_histogram"] == {"4": 1}
+    assert counters["reasons"] == {"cascade was asked for": 1}
+
+
+def test_a_stock_step_claims_no_savings(runtime):
+    runtime.mode = Mode.STOCK
+    runtime.plan([PREFIX, PREFIX], (110, 111))
+    assert runtime.take((110, 111)).choice.path is Path.STOCK
+    assert runtime.counters.bytes_saved == runtime.counters.group_steps == 0
+
+
+def test_a_plan_is_handed_out_once(runtime):
+    runtime.plan([PREFIX, PREFIX], (110, 111))
+    assert runtime.take((110, 111)) is not None
+    assert runtime.take((110, 111)) is None
+
+
+def test_a_plan_for_other_rows_is_never_used(runtime):
+    runtime.plan([PREFIX, PREFIX], (110, 111))
+    planned = runtime.take((110, 112))
+    assert planned.choice.path is Path.STOCK
+    assert planned.step.seq_lens == (110, 112)
+    assert planned.step.groups == ()
+    assert runtime.counters.to_json()["reasons"] == {"not the step that was planned": 1}
+
+
+def test_a_batch_that_is_no_decode_voids_the_plan(runtime):
+    runtime.plan([PREFIX, PREFIX], (110, 111))
+    runtime.drop_plan()
+    assert runtime.take((110, 111)) is None
+
+
+def test_groups_are_worked_out_again_only_when_a_row_changes(runtime, monkeypatch):
+    calls = []
+    real = runtime_module.group_rows
+    monkeypatch.setattr(runtime_module, "group_rows", lambda chains: calls.append(1) or real(chains))
+    for step in range(5):
+        runtime.plan([PREFIX, PREFIX], (110 + step, 111 + step))
+    assert len(calls) == 1
+    runtime.plan([PREFIX, (Link(2, 100, Segment(50, 100)),)], (115, 116))
+    assert len(calls) == 2
+    assert runtime.take((115, 116)).step.groups == ()
+
+
+def test_the_picture_covers_the_pool_without_gaps():
+    picture = draw(Run(1, 100), [Run(11, 10), Run(90, 11)], [PrefixRun(Run(40, 20), 7, 3)])
+    assert picture == [
+        PoolRun(1, 10, "pages"),
+        PoolRun(11, 10, "free"),
+        PoolRun(21, 19, "pages"),
+        PoolRun(40, 20, "prefix-run", 7, 3),
+        PoolRun(60, 30, "pages"),
+        PoolRun(90, 11, "free"),
+    ]
+
+
+def test_a_fragmented_pool_is_drawn_coarser_but_keeps_every_prefix():
+    free = [Run(1 + 4 * i, 1 + (i % 97 == 0)) for i in range(20000)]
+    prefixes = [PrefixRun(Run(90000 + 100 * i, 64), i, 1) for i in range(20)]
+    picture = draw(Run(1, 100000), free, prefixes)
+    assert len(picture) <= 4096
+    assert sum(run.length for run in picture) == 100000
+    assert sum(run.kind == "prefix-run" for run in picture) == 20
+    assert any(run.kind == "free" for run in picture)
+
+
+def test_slots_of_prefixes_and_planted_faults():
+    from prefixonce.plugin.faults import Fault, FaultKind
+    from prefixonce.step import PrefixGroup, SlotPiece
+
+    k, v = torch.randn(20, 2, 4), torch.randn(20, 2, 4)
+    group = PrefixGroup((0, 1), 5, (Segment(2, 3), SlotPiece(torch.tensor([9, 15]), 2)), 1)
+    zeroed, _ = Fault(FaultKind.ZERO_PREFIX).corrupt([group], k, v)
+    assert not zeroed[[2, 3, 4, 9, 15]].any()
+    assert torch.equal(zeroed[[0, 1, 5, 10]], k[[0, 1, 5, 10]])
+    same_k, moved = Fault(FaultKind.PERMUTE_PREFIX).corrupt([group], k, v)
+    assert torch.equal(same_k, k)
+    assert not torch.equal(moved[2:5], v[2:5])
+    assert torch.equal(moved[2:5].sort(dim=0).values, v[2:5].sort(dim=0).values)
+    untouched, _ = Fault().corrupt([group], k, v)
+    assert untouched is k
