@@ -11,4 +11,7 @@ comparable    environment_mismatches, case_mismatches, measured_mismatches -> Mi
 family        the gate's statistics, vectorised; gate_arms turns records into its arrays
 gate          evaluate(baseline, candidate, GateConfig, anchor) -> GateResult(outcome, exit_code, reasons, rows, ...)
 gate_selftest self_test(rule), replay(records, config) -> [Rate(name, red, low, high, bound, ok)]
+claims        load_claims() -> (Claim, ...) from conf/claims.yaml
+scorecard     scorecard(records) -> [ScoreRow(claim, Finding(verdict, why, measured, estimate, hardware, record_ids))];
+              counts(rows); claims_kernel and claims_serving hold one judge per claim, evidence what they share
 """

@@ -57,7 +57,7 @@ PLUGIN_SETTINGS = ("dense_m_eff", "min_run_tokens", "timers")
 # Flags that make a block's speed untrustworthy, by how they begin.
 UNTRUSTWORTHY = ("throttled", "clock fell", "no valid samples", "cold-cache")
 NOTHING: tuple[str, ...] = ()
-_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "hit_rate", "sm_clock_mhz")
+_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "reads_replaced", "hit_rate", "sm_clock_mhz")
 _TIMES = ("decode_s", "attention_s", "prefix_s", "plan_s")
 
 
@@ -272,6 +272,10 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[
         "missing": "; ".join(f"{name}: {q.reason}" for name, q in quantities.items() if q.reason),
         "steady_batch": _nan(figures.steady_batch),
         "m_eff": _nan(figures.realized_batch.value) * group,
+        # Prefix tokens that stock would have read for each one that was read.
+        "reads_replaced": _share(counters.prefix_tokens_read_by_stock, counters.prefix_tokens_read_once)
+        if counters
+        else math.nan,
         "completed": figures.completed,
         "failed": figures.failed,
         "warmup_in_flight": figures.warmup_in_flight,

@@ -57,15 +57,20 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
     return Interval(mean, mean - half, mean + half, n, sd, "t", confidence)
 
 
-def spread_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Coefficient of variation between launches (sd / mean) with the chi-square interval of the sd."""
-    n = len(values)
-    if n < 2:
+def spread_interval(*groups: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Coefficient of variation between launches (sd / mean), pooled over groups that have means of their own.
+
+    The interval is the chi-square one of a standard deviation.
+    """
+    usable = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
+    n = sum(len(group) for group in groups)
+    if not usable:
         return Interval(None, None, None, n, None, "chi2", confidence, "the spread of one launch is unknown")
-    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
-    tail, df = (1 - confidence) / 2, n - 1
-    low, high = (sd * math.sqrt(df / float(stats.chi2.isf(p, df))) / mean for p in (tail, 1 - tail))
-    return Interval(sd / mean, low, high, n, sd, "chi2", confidence)
+    df = sum(len(group) - 1 for group in usable)
+    spread = math.sqrt(sum((len(g) - 1) * (g.std(ddof=1) / g.mean()) ** 2 for g in usable) / df)
+    tail = (1 - confidence) / 2
+    low, high = (spread * math.sqrt(df / float(stats.chi2.isf(p, df))) for p in (tail, 1 - tail))
+    return Interval(spread, low, high, n, None, "chi2", confidence)
 
 
 def difference(sample: Sample, baseline: Sample, confidence: float = CONFIDENCE) -> Interval:

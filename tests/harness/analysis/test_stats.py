@@ -135,6 +135,11 @@ def test_spread_has_a_chi_square_interval() -> None:
     assert spread.estimate == pytest.approx(0.06)
     assert spread.low == pytest.approx(0.06 * math.sqrt(2 / 7.37776), rel=1e-4)
     assert stats.spread_interval([100.0]).estimate is None
+    pooled = stats.spread_interval([94.0, 100.0, 106.0], [940.0, 1000.0, 1060.0], [5.0])
+    assert pooled.estimate == pytest.approx(0.06)
+    assert pooled.high is not None
+    assert spread.high is not None
+    assert pooled.high < spread.high
 
 
 def test_percentiles_need_samples_beyond_them() -> None:
