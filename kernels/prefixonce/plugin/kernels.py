@@ -51,9 +51,7 @@ def kernels_for(device_type: str, shape: ModelShape, settings: PluginSettings, *
         return CpuKernels()
     if device_type == "cuda":
         if settings.timers:
-            raise UnsupportedError(
-                "PREFIXONCE_TIMERS=1 times on a CPU only; on a GPU take kernel times from a profiler"
-            )
+            raise UnsupportedError("PREFIXONCE_TIMERS=1 times a CPU only; on a GPU take kernel times from a profiler")
         from prefixonce.plugin.cuda import CudaKernels
 
         return CudaKernels(shape, device=device_type, **limits)

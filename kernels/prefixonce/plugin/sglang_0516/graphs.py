@@ -23,7 +23,6 @@ class GraphVariants:
 
     def __init__(self) -> None:
         self.current: Variant | None = None
-        self.capturing = False
 
     def hooks(self) -> tuple[Hook, ...]:
         return (
@@ -36,13 +35,12 @@ class GraphVariants:
         capture(runner, *args, **kwargs)
         if not runner.capture_forward_mode.is_decode():
             return
-        self.capturing = True
         try:
             for variant in Variant:
                 self.current = variant
                 capture(runner, *args, **kwargs)
         finally:
-            self.capturing, self.current = False, None
+            self.current = None
 
     def _after_key(self, key: Any, _runner: Any, *_args: Any, **_kwargs: Any) -> Any:
         if self.current is None:
