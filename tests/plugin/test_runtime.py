@@ -19,12 +19,16 @@ def runtime():
     return made
 
 
+def fits(_step, _choice):
+    return True
+
+
 PREFIX = (Link(1, 100, Segment(50, 100)),)
 
 
 def test_a_planned_step_is_counted_when_it_runs(runtime):
     runtime.plan([PREFIX, PREFIX, (), PREFIX], (110, 111, 7, 112))
-    planned = runtime.take((110, 111, 7, 112))
+    planned = runtime.take((110, 111, 7, 112), fits)
     assert planned.choice.path is Path.CASCADE
     assert planned.step.groups[0].rows == (0, 1, 3)
     counters = runtime.counters.to_json()
@@ -41,29 +45,35 @@ def test_a_planned_step_is_counted_when_it_runs(runtime):
 def test_a_stock_step_claims_no_savings(runtime):
     runtime.mode = Mode.STOCK
     runtime.plan([PREFIX, PREFIX], (110, 111))
-    assert runtime.take((110, 111)).choice.path is Path.STOCK
+    assert runtime.take((110, 111), fits).choice.path is Path.STOCK
     assert runtime.counters.bytes_saved == runtime.counters.group_steps == 0
 
 
 def test_a_plan_is_handed_out_once(runtime):
     runtime.plan([PREFIX, PREFIX], (110, 111))
-    assert runtime.take((110, 111)) is not None
-    assert runtime.take((110, 111)) is None
+    assert runtime.take((110, 111), fits) is not None
+    assert runtime.take((110, 111), fits) is None
 
 
 def test_a_plan_for_other_rows_is_never_used(runtime):
     runtime.plan([PREFIX, PREFIX], (110, 111))
-    planned = runtime.take((110, 112))
+    planned = runtime.take((110, 112), fits)
     assert planned.choice.path is Path.STOCK
     assert planned.step.seq_lens == (110, 112)
     assert planned.step.groups == ()
     assert runtime.counters.to_json()["reasons"] == {"not the step that was planned": 1}
 
 
+def test_a_step_that_the_kernels_cannot_hold_is_left_to_stock(runtime):
+    runtime.plan([PREFIX, PREFIX], (110, 111))
+    assert runtime.take((110, 111), lambda _step, _choice: False).choice.path is Path.STOCK
+    assert list(runtime.counters.reasons) == ["the slot lists outgrow the static buffers"]
+
+
 def test_a_batch_that_is_no_decode_voids_the_plan(runtime):
     runtime.plan([PREFIX, PREFIX], (110, 111))
     runtime.drop_plan()
-    assert runtime.take((110, 111)) is None
+    assert runtime.take((110, 111), fits) is None
 
 
 def test_groups_are_worked_out_again_only_when_a_row_changes(runtime, monkeypatch):
@@ -75,7 +85,7 @@ def test_groups_are_worked_out_again_only_when_a_row_changes(runtime, monkeypatc
     assert len(calls) == 1
     runtime.plan([PREFIX, (Link(2, 100, Segment(50, 100)),)], (115, 116))
     assert len(calls) == 2
-    assert runtime.take((115, 116)).step.groups == ()
+    assert runtime.take((115, 116), fits).step.groups == ()
 
 
 def test_the_picture_covers_the_pool_without_gaps():

@@ -26,7 +26,14 @@ def test_every_variable_is_read():
             "PREFIXONCE_TEST_FAULT": "sleep-us:250",
         }
     )
-    assert settings == PluginSettings(Mode.FULL, 12, 7, 9, True, Fault(FaultKind.SLEEP, 250))
+    assert settings == PluginSettings(
+        mode=Mode.FULL,
+        dense_m_eff=12,
+        min_run_tokens=7,
+        min_prefix_tokens=9,
+        timers=True,
+        fault=Fault(FaultKind.SLEEP, 250),
+    )
     assert str(settings.fault) == "sleep-us:250"
 
 

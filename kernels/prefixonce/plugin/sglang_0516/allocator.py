@@ -53,7 +53,7 @@ class RunKeeper:
         """
         pages = tokens // self._page_size
         start = self._index.take(pages)
-        if start is None and self._pages_freed >= max(pages, self.pages // _REINDEX_DIVISOR):
+        if start is None and self._pages_freed >= self.pages // _REINDEX_DIVISOR:
             self._reindex()
             start = self._index.take(pages)
         return None if start is None else start * self._page_size

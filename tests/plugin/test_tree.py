@@ -1,0 +1,267 @@
+"""SGLang's own radix cache, allocators and KV pool under our tree, without an engine: content and accounting.
+
+Every slot's K/V carries a number made from the tokens up to it, so a slot that moved without its content, was given
+away twice or was freed too early shows up wherever it is read.
+"""
+
+import types
+from array import array
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixonce.plugin.placement import Placement
+from prefixonce.step import Segment
+
+pytestmark = pytest.mark.engine
+
+POOL_TOKENS = 480
+MIN_RUN_TOKENS = 8
+MAX_REQUESTS = 8
+
+
+class Request:
+    """What the tree reads and writes of a request."""
+
+    def __init__(self, prompt):
+        self.origin_input_ids = array("q", prompt)
+        self.output_ids = array("q")
+        self.extra_key = None
+        self.priority = 0
+        self.session = None
+        self.req_pool_idx = None
+        self.last_node = None
+        self.cache_protected_len = 0
+        self.prefix_indices = None
+
+    def get_fill_ids(self):
+        return self.origin_input_ids + self.output_ids
+
+
+class Server:
+    """The scheduler's part: admits, prefills, decodes and finishes requests, writing numbered K/V into their slots."""
+
+    def __init__(self, page_size):
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+        from prefixonce.plugin.sglang_0516.allocator import RunKeeper
+        from prefixonce.plugin.sglang_0516.tree import KvPool, PlacingRadixCache
+        from prefixonce_cpu.allocator import build_allocator
+
+        self.page_size = page_size
+        slots = POOL_TOKENS + page_size
+        self.kv = types.SimpleNamespace(k_buffer=[torch.zeros(slots, 1, 1)], v_buffer=[torch.zeros(slots, 1, 1)])
+        self.allocator = build_allocator(
+            POOL_TOKENS, page_size=page_size, dtype=torch.float32, device="cpu", kvcache=self.kv, need_sort=False
+        )
+        self.rows = ReqToTokenPool(MAX_REQUESTS, POOL_TOKENS, "cpu", enable_memory_saver=False)
+        self.keeper = RunKeeper(self.allocator, MIN_RUN_TOKENS)
+        pool = KvPool(self.allocator, self.keeper, self.kv, None)
+        self.placement = Placement(pool, MIN_RUN_TOKENS)
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=page_size,
+        )
+        self.tree = PlacingRadixCache(params, pool, self.placement)
+        self.running = []
+
+    def admit(self, prompt, *, finishes_at_once=False):
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        request = Request(prompt)
+        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt[:-1]), None)))
+        request.last_node = match.last_device_node
+        request.cache_protected_len = have = len(match.device_indices)
+        self.tree.inc_lock_ref(request.last_node)
+        if len(self.running) == MAX_REQUESTS or not self._make_room(len(prompt) - have + self.page_size):
+            self.tree.dec_lock_ref(request.last_node)
+            return None
+        self.rows.alloc([request])
+        self.rows.write((request.req_pool_idx, slice(0, have)), match.device_indices.to(torch.int32))
+        self._append(request, have, len(prompt))
+        self.running.append(request)
+        if finishes_at_once:
+            self.finish(request)
+        else:
+            self.tree.cache_unfinished_req(request)
+        return request
+
+    def decode(self, request, token):
+        have = len(request.get_fill_ids())
+        if self._make_room(self.page_size):
+            request.output_ids.append(token)
+            self._append(request, have, have + 1)
+
+    def finish(self, request):
+        self.running.remove(request)
+        self.tree.cache_finished_req(request, kv_len_to_handle=len(request.get_fill_ids()))
+        self.rows.free(request)
+
+    def _make_room(self, tokens):
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        short = tokens - self.allocator.available_size()
+        if short > 0:
+            self.tree.evict(EvictParams(num_tokens=short))
+        return self.allocator.available_size() >= tokens
+
+    def _append(self, request, have, want):
+        row = request.req_pool_idx
+        if self.page_size == 1:
+            slots = self.allocator.alloc(want - have)
+        else:
+            before, after = torch.tensor([have]), torch.tensor([want])
+            last = self.rows.req_to_token[row, have - 1 : have] if have else torch.tensor([-1])
+            slots = self.allocator.alloc_extend(before, before, after, after, last, want - have)
+        self.rows.write((row, slice(have, want)), slots.to(torch.int32))
+        numbers = numbered(request.get_fill_ids())[have:want]
+        self.kv.k_buffer[0][slots, 0, 0] = numbers
+        self.kv.v_buffer[0][slots, 0, 0] = -numbers
+
+    def check(self):
+        """Content of every row and node, single ownership of every slot, SGLang's leak equation."""
+        owned = []
+        stack = [(child, array("q")) for child in self.tree.root_node.children.values()]
+        while stack:
+            node, above = stack.pop()
+            tokens = above + array("q", node.key.token_ids[: len(node.key)])
+            expected = numbered(tokens)[len(above) :]
+            assert torch.equal(self.kv.k_buffer[0][node.value, 0, 0], expected), f"node {node.id}"
+            assert torch.equal(self.kv.v_buffer[0][node.value, 0, 0], -expected), f"node {node.id}"
+            piece = self.placement.piece(node.id, node.value)
+            if isinstance(piece, Segment):
+                start = piece.start_slot
+                assert node.value.tolist() == list(range(start, start + piece.length_tokens))
+            owned += node.value.tolist()
+            stack += [(child, tokens) for child in node.children.values()]
+        for request in self.running:
+            tokens = request.get_fill_ids()
+            slots = self.rows.req_to_token[request.req_pool_idx, : len(tokens)].long()
+            assert torch.equal(self.kv.k_buffer[0][slots, 0, 0], numbered(tokens))
+            chain = self.tree.chain_of(request.last_node, request.cache_protected_len)
+            assert (chain[-1].end_tokens if chain else 0) == request.cache_protected_len
+            shared = [slot for link in chain for slot in piece_slots(link.piece)]
+            assert shared == slots[: request.cache_protected_len].tolist()
+            owned += slots[request.cache_protected_len :].tolist()
+        assert len(set(owned)) == len(owned), "a slot has two owners"
+        free = {slot for run in self.keeper.free_slots() for slot in range(run.start, run.end)}
+        assert not free & set(owned), "a slot in use is free"
+        assert len(free) == self.allocator.available_size()
+        if not self.running:
+            known = len(free) + self.tree.evictable_size() + self.tree.protected_size()
+            assert known == self.allocator.size // self.page_size * self.page_size, "slots leaked"
+
+
+def numbered(tokens):
+    """A number per position that depends on every token up to it; exact in float32."""
+    numbers, state = [], 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % 16_000_057
+        numbers.append(float(state))
+    return torch.tensor(numbers)
+
+
+def piece_slots(piece):
+    if isinstance(piece, Segment):
+        return range(piece.start_slot, piece.start_slot + piece.length_tokens)
+    return piece.slots.tolist()
+
+
+prompts = st.builds(
+    lambda family, shared, tail: [family] * shared + [100 + token for token in tail],
+    st.integers(1, 3),
+    st.integers(1, 90),
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+)
+actions = st.one_of(
+    st.tuples(st.just("admit"), prompts, st.booleans()),
+    st.tuples(st.just("decode"), st.integers(1, 20), st.just(None)),
+    st.tuples(st.just("finish"), st.integers(0, MAX_REQUESTS), st.just(None)),
+)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@settings(max_examples=40, deadline=None)
+@given(st.lists(actions, min_size=1, max_size=25))
+def test_no_schedule_mixes_up_slots(page_size, schedule):
+    server = Server(page_size)
+    for action, argument, at_once in schedule:
+        if action == "admit":
+            server.admit(argument, finishes_at_once=at_once)
+        elif action == "decode":
+            for step in range(argument):
+                for request in server.running:
+                    server.decode(request, 200 + step % 3)
+        elif server.running:
+            server.finish(server.running[argument % len(server.running)])
+        server.check()
+    for request in list(server.running):
+        server.finish(request)
+    server.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
+    server = Server(page_size)
+    # Two interleaved decodes, one of which stays: the free list is no run any more.
+    first, second = server.admit([1] * 32), server.admit([2] * 32)
+    for step in range(32):
+        server.decode(first, step)
+        server.decode(second, step)
+    server.finish(first)
+    server.tree.evict(types.SimpleNamespace(num_tokens=64))
+    server.allocator.free_pages = server.allocator.free_pages.flip(0)
+    request = server.admit([3] * 48)
+    server.check()
+    assert server.placement.reasons["moved into a run"] == 1
+    (link,) = server.tree.chain_of(request.last_node, 48)
+    assert isinstance(link.piece, Segment)
+
+
+def test_a_prompt_stays_paged_when_no_run_is_free():
+    server = Server(1)
+    server.keeper._index.drain(POOL_TOKENS)
+    server.allocator.free_pages = torch.cat((torch.arange(1, 481, 2), torch.arange(2, 481, 2)))
+    request = server.admit([3] * 48)
+    server.check()
+    assert server.placement.reasons == {"no free run is long enough": 1}
+    assert server.placement.totals["contiguous"] == 0
+    server.finish(request)
+    server.check()
+
+
+def test_runs_come_back_when_enough_was_freed():
+    server = Server(1)
+    while server.keeper._index.total:
+        assert server.admit([len(server.running) + 1] * 60) is not None
+    for request in list(server.running):
+        server.finish(request)
+    server.tree.evict(types.SimpleNamespace(num_tokens=POOL_TOKENS))
+    assert server.keeper.take_run(400) is not None
+
+
+def test_a_flush_forgets_every_run():
+    server = Server(1)
+    server.finish(server.admit([3] * 48))
+    server.tree.reset()
+    server.allocator.clear()
+    server.check()
+    assert server.allocator.available_size() == POOL_TOKENS
+    assert server.placement.events[-1].kind == "flush"
+
+
+def test_a_split_in_use_changes_the_chains_above_it():
+    server = Server(1)
+    request = server.admit([3] * 48)
+    before = server.tree.chain_of(request.last_node, 48)
+    assert server.tree.chain_of(request.last_node, 48) is before
+    server.admit([3] * 20 + [4] * 9)
+    after = server.tree.chain_of(request.last_node, 48)
+    assert [link.end_tokens for link in after] == [20, 48]
+    server.check()
