@@ -22,7 +22,7 @@ _VERBS = {
     "gate": ("prefixbench.gate_cli:main", "judge whether a change made something slower"),
     "predict": ("prefixbench.predict_cli:main", "predict a speed-up from measured shares"),
     "kernels": ("prefixbench.kernels_cli:main", "time kernels beside their peers"),
-    "calibrate": ("prefixbench.kernels_cli:calibrate", "fit the dispatcher's thresholds to this GPU"),
+    "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's thresholds to this GPU"),
     "targets": ("prefixbench.targets_cli:main", "check measured figures against stated targets"),
     "doctor": ("prefixbench.doctor:main", "say what this machine has, lacks, and how to get it"),
 }
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(_help())
         return 0 if arguments else 2
     try:
-        return _function(arguments[0])(arguments[1:])
+        return function(arguments[0])(arguments[1:])
     except BenchError as error:
         return _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
@@ -65,13 +65,14 @@ def verbs() -> dict[str, str]:
     return {verb: text for verb, (target, text) in _VERBS.items() if find_spec(target.partition(":")[0]) is not None}
 
 
-def _function(verb: str) -> Callable[[list[str]], int]:
+def function(verb: str) -> Callable[[list[str]], int]:
+    """The function behind a verb, imported now; UsageError when this installation has no such verb."""
     available = verbs()
     if verb not in available:
         raise unknown("verb", verb, available)
     module, _, name = _VERBS[verb][0].partition(":")
-    function: Callable[[list[str]], int] = getattr(import_module(module), name)
-    return function
+    found: Callable[[list[str]], int] = getattr(import_module(module), name)
+    return found
 
 
 def _help() -> str:

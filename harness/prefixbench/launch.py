@@ -109,7 +109,8 @@ class _Launched:
     def measure(self, cell: Cell) -> bool:
         """Measures one cell and emits its cases; False when the server failed."""
         blocks = self._config.measure.blocks
-        measured = {case_hash(case): _Measured(self._task(case)) for case in cell}
+        workload = build_workload(self._config, cell[0])
+        measured = {case_hash(case): _Measured(self._task(case, workload)) for case in cell}
         rounds = sweep.turns(cell, self._launch.index, blocks)
         running = cell[0]
         try:
@@ -140,8 +141,7 @@ class _Launched:
         state.seconds += time.perf_counter() - start_s
         self._position += 1
 
-    def _task(self, case: ServingCase) -> Task:
-        workload = build_workload(self._config, case)
+    def _task(self, case: ServingCase, workload: Workload) -> Task:
         is_closed_loop = all(request.arrival_s == 0 for request in workload.requests)
         how = SendPlan(case.concurrency if is_closed_loop else None, self._config.measure.stream_interval)
         interval_s = self._config.measure.telemetry_interval_s

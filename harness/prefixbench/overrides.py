@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -40,6 +40,11 @@ def one_line_errors() -> Iterator[None]:
         yield
     except BenchError:
         raise
+    except OverrideParseException as error:
+        raise UsageError(
+            f"override {error.override!r} cannot be read; allowed: key=value, key=[a,b], and quotes around a value "
+            "with '=', spaces or commas in it"
+        ) from None
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = error.options or [path.stem for path in (config_dir() / group).glob("*.yaml")]

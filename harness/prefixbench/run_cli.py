@@ -11,7 +11,6 @@ group per node. Whatever runs the jobs, the exit code comes from the records the
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from argparse import Namespace
@@ -21,7 +20,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-import hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -31,7 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from prefixbench import config_checks, runner, store, sweep
+from prefixbench import config_checks, hydra_app, runner, store, sweep
 from prefixbench.case import ServingCase, case_hash
 from prefixbench.config import RunConfig, config_dir, register_schema
 from prefixbench.errors import BenchError
@@ -51,12 +49,12 @@ def main(argv: Sequence[str]) -> int:
         typed = list(arguments.overrides)
         prepared = prepare(typed, arguments.multirun)
         options = [option for option in argv if option not in typed]
-        if _only_shows(arguments):
-            return _hand_to_hydra([*options, *prepared])
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        if hydra_app.only_shows(arguments):
+            return hydra_app.launch("run", "config", task, [*options, *prepared])
+        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"  # after what was typed, so that no two runs share an id
         added = [f"run_id={run_id}", f"typed=[{','.join(map(quoted, typed))}]"]
         configs = _check(arguments, [*prepared, *added])
-        _hand_to_hydra([*options, *prepared, *added])
+        hydra_app.launch("run", "config", task, [*options, *prepared, *added])
     return _refusal(configs, run_id) or summarize(configs, run_id, Console())
 
 
@@ -130,31 +128,9 @@ def _check(arguments: Namespace, overrides: Sequence[str]) -> list[RunConfig]:
 
 def _checked(name: str, overrides: Sequence[str]) -> RunConfig:
     config = config_checks.load(compose(name, overrides=list(overrides)))
-    for case in sweep.cases(config):
-        build_workload(config, case)
+    for cell in sweep.by_size(sweep.cases(config)):
+        build_workload(config, cell[0])
     return config
-
-
-def _only_shows(arguments: Namespace) -> bool:
-    return bool(arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion)
-
-
-def _hand_to_hydra(argv: Sequence[str]) -> int:
-    """Runs Hydra's own entry with this command line; its errors arrive here as exceptions, not as printed traces."""
-    application = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(task)
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["prefixbench run", *argv]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        application()
-    except SystemExit as end:  # --help and --info end this way
-        return int(end.code or 0)
-    finally:
-        sys.argv = before[0]
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if before[1] is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before[1]
-    return 0
 
 
 @contextmanager

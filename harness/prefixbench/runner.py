@@ -51,7 +51,7 @@ class _JobRun:
         self._progress = progress
         self._root = Path(job.config.runs)
         self._environment = environment.observe()
-        self._plugin_source = environment.plugin_digest()
+        self._plugin_source = engine.plugin_source()
         self._failed: set[str] = set()
 
     def run(self) -> None:

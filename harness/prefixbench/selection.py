@@ -1,7 +1,7 @@
 """Selectors: the one way every verb names records.
 
 A selector is words. A word with `=` filters (`model=tiny path=cascade,full prefix_len=2048`); any other word is a
-source: a folder, a record file, `latest`, `reference`, a glob, a case hash, a launch id, `<case>/<launch>` or a tag.
+source: a folder, a record file, `latest`, `reference`, a glob, the id of a run, case, launch or record, or a tag.
 Sources add up, filters narrow down; without a source the whole runs folder is meant.
 """
 

@@ -76,8 +76,15 @@ def load(selector: str | Sequence[str], root: Path = Path("runs")) -> list[Recor
 
 def latest(root: Path = Path("runs")) -> list[Record]:
     """Records of the newest run below `root`, with those it counted as done; empty when there is none."""
-    runs = sorted({plan.relative_to(root / SWEEPS).parts[0] for plan in (root / SWEEPS).rglob(PLAN_FILE)})
-    return of_run(root, runs[-1]) if runs else []
+    newest = latest_run(root)
+    return [] if newest is None else of_run(root, newest)
+
+
+def latest_run(root: Path = Path("runs")) -> str | None:
+    """The id of the newest run below `root`, by its plan or its records."""
+    planned = {plan.relative_to(root / SWEEPS).parts[0] for plan in (root / SWEEPS).rglob(PLAN_FILE)}
+    made = {str(run) for record in read_tree(root).records if (run := (record.notes or {}).get("sweep"))}
+    return max(planned | made, default=None)
 
 
 def of_run(root: Path, run_id: str) -> list[Record]:
@@ -164,6 +171,8 @@ def _from_source(source: str, root: Path) -> Sequence[Record]:
         return read_tree(path).records
     if (root / source).is_dir() and source.strip("./"):
         return read_tree(root / source).records
+    if (root / SWEEPS / source).is_dir():
+        return of_run(root, source)
     if any(mark in source for mark in "*?["):
         return _from_glob(source, root)
     return Selection.named(source, read_tree(root).records)

@@ -58,13 +58,18 @@ def plan(wanted: Sequence[ServingCase], launches: int, done: Mapping[str, int]) 
 
 def cells(launch: LaunchPlan, seed: int) -> tuple[tuple[ServingCase, ...], ...]:
     """The launch's cases grouped by everything but the path; the order of cells is seeded and differs by launch."""
-    grouped: dict[tuple[int, int, int, int], list[ServingCase]] = {}
-    for case in launch.cases:
-        sizes = (case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency)
-        grouped.setdefault(sizes, []).append(case)
-    ordered = [tuple(group) for group in grouped.values()]
+    ordered = by_size(launch.cases)
     random.Random(f"{seed} {launch.index}").shuffle(ordered)
     return tuple(ordered)
+
+
+def by_size(wanted: Sequence[ServingCase]) -> list[tuple[ServingCase, ...]]:
+    """Cases that differ in path or plugin only, together; they are sent the same prompts."""
+    grouped: dict[tuple[int, int, int, int], list[ServingCase]] = {}
+    for case in wanted:
+        sizes = (case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency)
+        grouped.setdefault(sizes, []).append(case)
+    return [tuple(group) for group in grouped.values()]
 
 
 def turns(cell: Sequence[ServingCase], launch_index: int, blocks: int) -> tuple[tuple[ServingCase, ...], ...]:

@@ -141,7 +141,7 @@ def test_resume_false_measures_again_beside_what_is_there() -> None:
 
 def test_records_of_another_plugin_source_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("engine=fake", "path=stock,full", "launches=1") == 0
-    monkeypatch.setattr("prefixbench.environment.plugin_digest", lambda: "edited")
+    monkeypatch.setattr(FakeEngine, "plugin_source", lambda self: "edited")
     assert run("engine=fake", "path=stock,full", "launches=1") == 0
     assert len(store.load("plugin=true")) == 4
     assert len(store.load("plugin=false")) == 1, "the baseline does not depend on the plugin"

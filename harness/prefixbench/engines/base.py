@@ -72,5 +72,8 @@ class Engine(Protocol):
     def check(self) -> None:
         """Raises one clear EngineError if this engine cannot run here."""
 
+    def plugin_source(self) -> str:
+        """Identifies the plugin's code: records of other code do not count as done."""
+
     def start(self, plugin: bool, seed: int, log: Path) -> Server:
         """Starts a server that writes to `log` and waits until it answers; ServerFailedError if it never does."""

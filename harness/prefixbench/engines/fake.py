@@ -1,6 +1,6 @@
 """A deterministic engine without a server, for tests of the harness. Its times follow a formula and mean nothing.
 
-`engine.extra_args=[latency_s=0.05]` makes every block take that long in real time.
+`engine.extra_args=['latency_s=0.05']` makes every block take that long in real time.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class FakeEngine:
 
     def check(self) -> None:
         """Nothing is needed."""
+
+    def plugin_source(self) -> str:
+        return "fake"
 
     def start(self, plugin: bool, seed: int, log: Path) -> FakeServer:
         log.parent.mkdir(parents=True, exist_ok=True)

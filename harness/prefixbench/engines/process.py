@@ -48,6 +48,10 @@ class ServerProcess:
             preexec_fn=_die_with_parent,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
         """Waits for readiness; an early death is noticed at once and its reason quoted."""
         deadline = time.monotonic() + timeout_s

@@ -14,6 +14,7 @@ from typing import Any
 
 import requests
 
+from prefixbench import environment
 from prefixbench.config import RunConfig
 from prefixbench.engines import checkpoints
 from prefixbench.engines.base import SendPlan, ServerFailedError
@@ -63,6 +64,9 @@ class SglangEngine:
             raise EngineError(
                 f"gpus={self._config.gpus.count} was asked for and torch sees {torch.cuda.device_count()}; use gpus=cpu"
             )
+
+    def plugin_source(self) -> str:
+        return environment.plugin_digest()
 
     def start(self, plugin: bool, seed: int, log: Path) -> SglangServer:
         end_orphans()
@@ -115,7 +119,9 @@ class SglangServer:
             self._control({"prefixonce_snapshot": 1})
 
     def prime(self, prompt: Sequence[int]) -> None:
-        (sample,) = self.send((PromptSpec(tuple(prompt), 1),), SendPlan(1, 1))
+        # Two tokens: a request that ends with its first is stored as finished output, which the plugin never places in
+        # a contiguous run; a prefix enters the tree after its prefill.
+        (sample,) = self.send((PromptSpec(tuple(prompt), 2),), SendPlan(1, 1))
         if sample.error is not None:
             raise ServerFailedError(f"priming a prefix of {len(prompt)} tokens failed: {sample.error}")
 
@@ -190,6 +196,7 @@ def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, see
         "grammar-backend": "none",
         "sampling-backend": "pytorch",
         "decode-log-interval": 100,
+        "log-level-http": "warning",
         "mem-fraction-static": engine.mem_fraction_static,
     }
     if plugin:
