@@ -140,7 +140,7 @@ def test_a_failed_point_is_a_gap_with_its_reason() -> None:
     assert trace["connectgaps"] is False
     reasons = {cell.missing for cell in column(table(page, "throughput-0-data"), "tokens/s")}
     assert reasons == {None, "oom: the pool is full"}
-    assert "2 of 12 records are not complete (2 oom): gaps, or fewer requests." in page.warnings
+    assert "2 of 12 records are not complete (2 oom); their points are gaps or smaller." in page.warnings
 
 
 def test_a_batch_that_was_not_realized_is_never_labelled_as_asked() -> None:

@@ -63,7 +63,8 @@ def tiles(material: Material) -> tuple[Tile, ...]:
     bad = {status: times for status, times in statuses.items() if status != "ok"}
     detail = ", ".join(f"{times} {status}" for status, times in sorted(bad.items())) or "all complete"
     launches = len({record.launch.launch_id for record in material.records})
-    shown.append(Tile("Records", f"{len(material.records):,} from {count(launches, 'launch', 'launches')}", detail))
+    origin = f"from {count(launches, 'launch', 'launches')}, {detail}"
+    shown.append(Tile("Read for this report", count(len(material.records), "record"), origin))
     return tuple(shown)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from prefixbench.analysis.scorecard import scorecard
 from prefixbench.record import Record
 from prefixbench.report import again, answer, markdown, render
 from prefixbench.report.amdahl import amdahl_section
@@ -18,6 +19,7 @@ from prefixbench.report.paths import paths_section, violations
 from prefixbench.report.placement import flow_section, memory_section
 from prefixbench.report.reads import reads_section
 from prefixbench.report.results import results_section
+from prefixbench.report.scorecard import scorecard_section, tile
 from prefixbench.report.view import Download, Page
 
 TITLE = "Read the shared prompt once"
@@ -38,6 +40,7 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
     command = ["prefixbench", "report", *selected.selector.split(), "-o", f"reports/{name}"]
     if compared is not None:
         command += ["--compare", compared.selector]
+    claims = scorecard(selected.records)
     sections = (
         answer.answer_section(material),
         memory_section(selected.records),
@@ -48,6 +51,7 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
         results_section(material),
         attribution_section(material),
         amdahl_section(material),
+        scorecard_section(claims),
         gate_section(compared.records if compared else None, selected.records, compared.selector if compared else ""),
         again.again_section(selected.records, selected.selector, shlex.join(command)),
     )
@@ -57,7 +61,7 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
         subtitle=answer.subtitle(material),
         generated_at=(now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
         headline=answer.headline(material),
-        tiles=answer.tiles(material),
+        tiles=(*answer.tiles(material), tile(claims)),
         badges=answer.badges(material),
         warnings=answer.warnings(material),
         violations=violations(material),

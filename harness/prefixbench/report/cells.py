@@ -21,6 +21,11 @@ def path(name: str, label: str | None = None) -> Cell:
     return Cell(label or name, name, path=name)
 
 
+def verdict(name: str) -> Cell:
+    """A verdict with its mark: shape and word carry it, colour only helps."""
+    return Cell(name, name, mark=name)
+
+
 def missing(reason: str) -> Cell:
     return Cell(MISSING, None, missing=reason)
 
@@ -56,4 +61,6 @@ def table(
 
 
 def _is_numeric(cell: Cell) -> bool:
-    return cell.missing is not None or (isinstance(cell.value, (int, float, list)) and not isinstance(cell.value, bool))
+    if cell.missing is not None or cell is BLANK:
+        return True
+    return isinstance(cell.value, (int, float, list)) and not isinstance(cell.value, bool)

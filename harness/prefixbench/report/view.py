@@ -12,12 +12,13 @@ Figure = dict[str, Json]
 
 @dataclass(frozen=True)
 class Cell:
-    """One table entry. `missing` is the reason why there is no value; `path` colours the entry's chip."""
+    """One table entry. `missing` is the reason why there is no value, `path` colours its chip, `mark` is a verdict."""
 
     text: str
     value: Json = None
     missing: str | None = None
     path: str | None = None
+    mark: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,14 @@ const setUpTheme = () => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const fromSystem = () => (system.matches ? "dark" : "light");
   setTheme(fromSystem());
-  system.addEventListener("change", () => { setTheme(fromSystem()); redraw(); });
+  let chosen = false;
+  system.addEventListener("change", () => {
+    if (chosen) return;
+    setTheme(fromSystem());
+    redraw();
+  });
   document.getElementById("theme").addEventListener("click", () => {
+    chosen = true;
     setTheme(root.dataset.theme === "dark" ? "light" : "dark");
     redraw();
   });
