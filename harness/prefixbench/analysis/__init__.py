@@ -14,4 +14,7 @@ gate_selftest self_test(rule), replay(records, config) -> [Rate(name, red, low, 
 claims        load_claims() -> (Claim, ...) from conf/claims.yaml
 scorecard     scorecard(records) -> [ScoreRow(claim, Finding(verdict, why, measured, estimate, hardware, record_ids))];
               counts(rows); claims_kernel and claims_serving hold one judge per claim, evidence what they share
+roofline      step_time(gpu, model, load, path) -> StepTime; roofline_checks loads conf/hardware.yaml, roofline_fit
+              fits it and gives residuals, on_paper(hardware) is the seed's machine; roofline_records adds our records
+predict       predict(model, fitted, load, largest_suffix) -> [Prediction(step_ms, tok_s, speedup, pays)]
 """
