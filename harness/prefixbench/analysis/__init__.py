@@ -7,6 +7,8 @@ frame         blocks(records, exclude) -> one row per block; launches(blocks) ->
 stats         Sample = {launch id: value}; mean_interval, difference, ratio, contrast_ratio -> Interval; instability
 attribution   attribute(rungs), attribute_reported(tok_s) -> Attribution; shapley(...) -> ShapleySplit
 amdahl        check(point, path) -> AmdahlCheck, or a sentence when attention was not timed; speedup, required_share
+compare       compare(first, second, metrics) -> Comparison(pairs, mismatches, unmatched)
+requests      requests(records) -> one row per request; latency_percentiles(record)
 comparable    environment_mismatches, case_mismatches, measured_mismatches -> Mismatch (key and both values)
 family        the gate's statistics, vectorised; gate_arms turns records into its arrays
 gate          evaluate(baseline, candidate, GateConfig, anchor) -> GateResult(outcome, exit_code, reasons, rows, ...)
