@@ -13,6 +13,8 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import pkgutil
+import runpy
 import signal
 import subprocess
 import sys
@@ -46,7 +48,8 @@ class Zygote:
         listener = multiprocessing.connection.Listener(address, "AF_UNIX")
         self._process = subprocess.Popen(
             [sys.executable, __file__, address],
-            env={**os.environ, "SGLANG_PLATFORM": "prefixonce_cpu"},
+            # One thread per engine: a busy machine makes more threads wait for each other.
+            env={**os.environ, "SGLANG_PLATFORM": "prefixonce_cpu", "OMP_NUM_THREADS": "1"},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -56,14 +59,22 @@ class Zygote:
 
     def engine(self, *, env=None, patches=None, **server_args) -> Engine:
         """`patches`: {"module.NAME": value} set in the engine's processes after the import."""
-        self._count += 1
-        name = str(self._directory / f"engine-{self._count}")
-        listener = multiprocessing.connection.Listener(f"{name}.sock", "AF_UNIX")
-        self._connection.send((f"{name}.sock", f"{name}.log", env or {}, patches or {}, STOCK_ARGS | server_args))
-        engine = Engine(listener.accept(), Path(f"{name}.log"))
-        listener.close()
+        engine = Engine(*self._fork("engine", env, patches, STOCK_ARGS | server_args))
         engine.receive(_START_TIMEOUT_S)
         return engine
+
+    def server(self, command_line: list[str], *, env=None, patches=None) -> Server:
+        """`python -m sglang.launch_server` with this command line."""
+        return Server(*self._fork("server", env, patches, command_line))
+
+    def _fork(self, kind, env, patches, arguments):
+        self._count += 1
+        name = str(self._directory / f"{kind}-{self._count}")
+        listener = multiprocessing.connection.Listener(f"{name}.sock", "AF_UNIX")
+        self._connection.send((kind, f"{name}.sock", f"{name}.log", env or {}, patches or {}, arguments))
+        connection = listener.accept()
+        listener.close()
+        return connection, Path(f"{name}.log")
 
     def close(self) -> None:
         self._connection.close()
@@ -132,6 +143,24 @@ class Engine:
         return self.log.read_text(errors="replace")[-6000:]
 
 
+class Server:
+    """A forked HTTP server; `pid` leads its process group."""
+
+    def __init__(self, connection, log: Path) -> None:
+        self._connection = connection
+        self.log = log
+        self.pid = connection.recv()
+
+    def exit_line(self, timeout_s: float = _START_TIMEOUT_S) -> str:
+        """How the server ended: its SystemExit or exception, in one line."""
+        assert self._connection.poll(timeout_s), f"still running after {timeout_s} s\n{self.log.read_text()[-3000:]}"
+        return self._connection.recv()
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
 def _zygote_main(address: str) -> None:
     for module in ("sglang", "sglang.srt.entrypoints.engine", "sglang.srt.managers.scheduler"):
         importlib.import_module(module)
@@ -143,24 +172,39 @@ def _zygote_main(address: str) -> None:
             order = connection.recv()
         except EOFError:
             break
-        context.Process(target=_serve, args=order).start()
+        context.Process(target=_begin, args=order).start()
 
 
-def _serve(address: str, log: str, env: dict, patches: dict, server_args: dict) -> None:
+def _begin(kind: str, address: str, log: str, env: dict, patches: dict, arguments) -> None:
     connection = multiprocessing.connection.Client(address, "AF_UNIX")
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(env)
     for path, value in patches.items():
-        module, _, name = path.rpartition(".")
-        assert hasattr(importlib.import_module(module), name), path
-        setattr(importlib.import_module(module), name, value)
+        owner, _, name = path.rpartition(".")
+        assert hasattr(pkgutil.resolve_name(owner), name), path
+        setattr(pkgutil.resolve_name(owner), name, value)
     start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda *_args, **_kwargs: start_method("fork", force=True)
     trace = env.get("ENGINE_HOST_TRACE")
     if trace:
         _trace_steps(Path(trace))
+    {"engine": _serve_engine, "server": _serve_http}[kind](connection, arguments)
+
+
+def _serve_http(connection, command_line: list[str]) -> None:
+    os.setsid()
+    connection.send(os.getpid())
+    sys.argv = ["sglang.launch_server", *command_line]
+    try:
+        runpy.run_module("sglang.launch_server", run_name="__main__")
+    except BaseException as error:
+        connection.send(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _serve_engine(connection, server_args: dict) -> None:
     try:
         import sglang
 
@@ -187,8 +231,8 @@ def _trace_steps(path: Path) -> None:
 
     take = Runtime.take
 
-    def traced(self, seq_lens):
-        planned = take(self, seq_lens)
+    def traced(self, seq_lens, fits):
+        planned = take(self, seq_lens, fits)
         if planned is not None:
             groups = [(len(g.rows), g.prefix_tokens, g.contiguous_tokens) for g in planned.step.groups]
             line = {"path": planned.choice.path.value, "rows": len(seq_lens), "groups": groups}
@@ -218,7 +262,7 @@ def _generate(engine, requests: list[dict]) -> list[dict]:
         )
         if "abort_after_s" in request:
             await asyncio.sleep(request["abort_after_s"])
-            engine.abort_request(rid)
+            engine.tokenizer_manager.abort_request(rid)
         answer = await job
         meta = answer["meta_info"]
         return {
