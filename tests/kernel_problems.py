@@ -6,11 +6,12 @@ import random
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from prefixonce import reference
 from prefixonce.attend import HeadSpec, StepPlanner, attend
 from prefixonce.dispatch import Limits, choose
 from prefixonce.step import DecodeStep, Mode, PrefixGroup, Segment, SlotPiece
-from torch import Tensor
 
 PAGE_SIZES = (1, 16, 64)
 

@@ -61,7 +61,8 @@ def attend(
     call = _Call(planner, q, k, v, out, lse, scale * k_scale, soft_cap, v_scale)
     prefix = chosen & (Pass.DENSE | Pass.GATHER)
     beside = planner.prefix_stream
-    if prefix and Pass.SUFFIX in chosen and beside is not None:
+    overlapped = bool(prefix) and Pass.SUFFIX in chosen and beside is not None
+    if overlapped and beside is not None:
         current = torch.cuda.current_stream(q.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
@@ -69,11 +70,12 @@ def attend(
         call.suffix()
         current.wait_stream(beside)
     else:
-        call.prefix(prefix)
+        if prefix:
+            call.prefix(prefix)
         if Pass.SUFFIX in chosen:
             call.suffix()
     if Pass.MERGE in chosen:
-        call.merge()
+        call.merge(dependent=planner.capability >= (9, 0) and not overlapped)
     return out
 
 
@@ -127,7 +129,7 @@ class _Call:
             self.q,
             self.k,
             self.v,
-            (planner.prefix_out, planner.prefix_lse),
+            (planner.part_out, planner.part_lse),
             words["group_rows"],
             (words[f"{name}_items"], words[f"{name}_indptr"]),
             None if contiguous else planner.indices,
@@ -143,7 +145,7 @@ class _Call:
         words, geometry = planner.prefix_words, planner.geometry
         head_dim = planner.spec.head_dim
         prefix_kernel[(geometry.num_ctas,)](
-            self.q, self.k, self.v, planner.prefix_out, planner.prefix_lse,
+            self.q, self.k, self.v, planner.part_out, planner.part_lse,
             words["group_rows"], words[f"{name}_items"], words[f"{name}_indptr"], planner.indices,
             *self.read_strides, self.scale_log2, self.soft_cap, self.v_scale,
             GQA=geometry.gqa_group, HEAD_DIM=head_dim, TILE=geometry.tile_rows,
@@ -156,25 +158,26 @@ class _Call:
         planner = self.planner
         spec, words = planner.spec, planner.suffix_words
         paged_kernel[(planner.suffix_capacity(self.q.shape[0]) * spec.num_kv_heads,)](
-            self.q, self.k, self.v, self.out, self.lse, planner.suffix_out, planner.suffix_lse,
-            words["counts"], words["items"], planner.indices,
+            self.q, self.k, self.v, self.out, self.lse, planner.part_out, planner.part_lse,
+            words["counts"], words["items"], planner.indices, planner.suffix_base,
             *self.read_strides, *self.write_strides, self.scale_log2, self.soft_cap, self.v_scale,
             KV_HEADS=spec.num_kv_heads, GQA=spec.gqa_group, HEAD_DIM=spec.head_dim,
-            BLOCK_G=16, BLOCK_D=triton.next_power_of_2(spec.head_dim), BLOCK_N=64 if spec.head_dim <= 128 else 32,
+            BLOCK_G=16, BLOCK_D=triton.next_power_of_2(spec.head_dim), BLOCK_N=128 if spec.head_dim <= 128 else 64,
             HAS_CAP=self.soft_cap > 0.0, WITH_LSE=self.lse is not None, ITEM_WIDTH=SUFFIX_ITEM_WIDTH,
-            num_warps=4, num_stages=3 if spec.head_dim <= 128 else 2,
+            num_warps=4, num_stages=2,
         )  # fmt: skip
 
-    def merge(self) -> None:
+    def merge(self, *, dependent: bool) -> None:
         planner = self.planner
         spec, prefix, suffix = planner.spec, planner.prefix_words, planner.suffix_words
+        block_g, block_d = triton.next_power_of_2(spec.gqa_group), triton.next_power_of_2(spec.head_dim)
         merge_step_kernel[(self.q.shape[0], spec.num_kv_heads)](
-            self.out, self.lse, planner.prefix_out, planner.prefix_lse, planner.suffix_out, planner.suffix_lse,
+            self.out, self.lse, planner.part_out, planner.part_lse,
             prefix["row_tile"], prefix["row_query"], prefix["source_indptr"], prefix["sources"], suffix["indptr"],
-            *self.write_strides, spec.num_q_heads,
+            *self.write_strides, planner.suffix_base, spec.num_q_heads,
             GQA=spec.gqa_group, HEAD_DIM=spec.head_dim,
-            BLOCK_G=triton.next_power_of_2(spec.gqa_group), BLOCK_D=triton.next_power_of_2(spec.head_dim),
-            WITH_LSE=self.lse is not None, num_warps=4,
+            BLOCK_S=min(16, max(1, 4096 // (block_g * block_d))), BLOCK_G=block_g, BLOCK_D=block_d,
+            WITH_LSE=self.lse is not None, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
         )  # fmt: skip
 
 

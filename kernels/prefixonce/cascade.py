@@ -6,7 +6,7 @@ over thread blocks, each of which writes an fp32 partial with its natural-log LS
 
 # Triton compiles the kernels from their source and types them itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201, SIM108
+# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 

@@ -68,18 +68,29 @@ def _produce_runs(k_desc, v_desc, stride_kh, stride_vh, work, rings, WIDTH: gl.c
 
 
 @gluon.jit
-def _produce_slots(k, v, indices, strides, work, rings, WIDTH: gl.constexpr):
+def _block_slots(indices, first, block, num_blocks, length, keys, N: gl.constexpr):
+    """Slots of a block; keys before the run are replaced by its first one and masked by the consumers."""
+    position = _block_start(block, num_blocks, length, N) + keys
+    return gl.load(indices + first + gl.minimum(gl.maximum(position, 0), length - 1))
+
+
+@gluon.jit
+def _copy_block(ring_block, pool, stride, slot_block, layout: gl.constexpr):
+    rows = pool + slot_block.load(gl.SliceLayout(1, layout)).to(gl.int64) * stride
+    dims = gl.arange(0, ring_block.shape[1], gl.SliceLayout(0, layout))
+    async_copy.async_copy_global_to_shared(ring_block, rows[:, None] + dims[None, :])
+
+
+@gluon.jit
+def _produce_slots(k, v, indices, strides, work, slot_ring, rings, WIDTH: gl.constexpr):
     items, cta_indptr = work
     stride_ks, stride_kh, stride_vs, stride_vh = strides
     k_ring, v_ring, k_full, k_empty, v_full, v_empty = rings
     N: gl.constexpr = k_ring.shape[1]
     D: gl.constexpr = k_ring.shape[2]
     STAGES: gl.constexpr = k_ring.shape[0]
-    PARTS: gl.constexpr = 4
-    ROWS: gl.constexpr = N // PARTS
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    keys = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    dims = gl.arange(0, D, gl.SliceLayout(0, layout))
+    keys = gl.arange(0, N, gl.BlockedLayout([1], [32], [4], [0]))
     cta = gl.program_id(0)
     done = 0
     for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
@@ -87,28 +98,19 @@ def _produce_slots(k, v, indices, strides, work, rings, WIDTH: gl.constexpr):
         num_blocks = (length + N - 1) // N
         k_head = k + head.to(gl.int64) * stride_kh
         v_head = v + head.to(gl.int64) * stride_vh
+        slots = _block_slots(indices, first, 0, num_blocks, length, keys, N)
         for block in range(num_blocks):
-            start = _block_start(block, num_blocks, length, N)
             stage = done % STAGES
             phase = (done // STAGES & 1) ^ 1
-            # In parts, because 16 addresses at once would not fit the producer's registers.
-            for part in gl.static_range(PARTS):
-                position = gl.maximum(start + part * ROWS + keys, 0)
-                slots = gl.load(indices + first + position).to(gl.int64)
-                if part == 0:
-                    mbarrier.wait(k_empty.index(stage), phase)
-                async_copy.async_copy_global_to_shared(
-                    k_ring.index(stage).slice(part * ROWS, ROWS), k_head + slots[:, None] * stride_ks + dims[None, :]
-                )
+            slot_block = slot_ring.index(done & 1)
+            slot_block.store(slots)
+            # The next block's slots travel while this block's copies are issued.
+            slots = _block_slots(indices, first, block + 1, num_blocks, length, keys, N)
+            mbarrier.wait(k_empty.index(stage), phase)
+            _copy_block(k_ring.index(stage), k_head, stride_ks, slot_block, layout)
             async_copy.mbarrier_arrive(k_full.index(stage), increment_count=False)
-            for part in gl.static_range(PARTS):
-                position = gl.maximum(start + part * ROWS + keys, 0)
-                slots = gl.load(indices + first + position).to(gl.int64)
-                if part == 0:
-                    mbarrier.wait(v_empty.index(stage), phase)
-                async_copy.async_copy_global_to_shared(
-                    v_ring.index(stage).slice(part * ROWS, ROWS), v_head + slots[:, None] * stride_vs + dims[None, :]
-                )
+            mbarrier.wait(v_empty.index(stage), phase)
+            _copy_block(v_ring.index(stage), v_head, stride_vs, slot_block, layout)
             async_copy.mbarrier_arrive(v_full.index(stage), increment_count=False)
             done += 1
 
@@ -242,8 +244,10 @@ def _prefix_kernel(
     second = (1, q_tile.index(1), rings, queries, partials, work, scale_log2, v_scale, GQA, GATHER, WIDTH)
     if GATHER:
         strides = (stride_ks, stride_kh, stride_vs, stride_vh)
-        slots = (k, v, indices, strides, work, rings, WIDTH)
-        gl.warp_specialize([(_consume, first), (_consume, second), (_produce_slots, slots)], [4, 4], [224, 56])
+        slot_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        slot_ring = gl.allocate_shared_memory(gl.int32, [2, N], slot_layout)
+        slots = (k, v, indices, strides, work, slot_ring, rings, WIDTH)
+        gl.warp_specialize([(_consume, first), (_consume, second), (_produce_slots, slots)], [4, 4], [232, 40])
     else:
         runs = (k_desc, v_desc, stride_kh, stride_vh, work, rings, WIDTH)
         gl.warp_specialize([(_consume, first), (_consume, second), (_produce_runs, runs)], [4, 1], [240, 24])

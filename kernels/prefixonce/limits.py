@@ -92,7 +92,7 @@ def layout_reason(
 def hopper_layout_reason(
     shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], addresses: tuple[int, ...]
 ) -> str | None:
-    """Why q, K and V (K and V of `shape`) at these element strides and addresses do not suit 16-byte copies, or None."""
+    """Why q, K and V (K and V of `shape`) at these strides and addresses do not suit 16-byte copies, or None."""
     if any(address % 16 for address in addresses):
         return "q, K or V does not start at a multiple of 16 bytes"
     if any(stride % 16 for of_tensor in strides for stride in of_tensor[:2]):

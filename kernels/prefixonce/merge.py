@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from prefixonce.errors import LayoutError
 
@@ -84,42 +85,61 @@ def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
 
 @triton.jit
 def merge_step_kernel(
-    out, out_lse, prefix_out, prefix_lse, suffix_out, suffix_lse,
+    out, out_lse, part_out, part_lse,
     row_tile, row_query, source_indptr, sources, suffix_indptr,
     stride_ob, stride_oh, stride_lb, stride_lh,
-    num_q_heads,
-    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, WITH_LSE: tl.constexpr,
+    suffix_base, num_q_heads,
+    GQA: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    WITH_LSE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One batch row and KV head: the partials of its query tile, then those of its own suffix, in planned order."""
+    """One batch row and KV head: the partials of its query tile, then those of its own suffix, in planned order.
+
+    `BLOCK_S` partials are read at once. A dependent launch reads the plan while the kernel before it still runs.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
     tile = tl.load(row_tile + row)
+    first_query = tl.load(row_query + row)
     suffix_begin = tl.load(suffix_indptr + row)
-    suffix_end = tl.load(suffix_indptr + row + 1)
-    if (tile < 0) & (suffix_end == suffix_begin + 1):
+    num_suffix = tl.load(suffix_indptr + row + 1) - suffix_begin
+    source_begin = tl.load(source_indptr + tile + head, tile >= 0, other=0)
+    num_prefix = tl.load(source_indptr + tile + head + 1, tile >= 0, other=0) - source_begin
+    if DEPENDENT:
+        gdc_wait()
+    if (tile < 0) & (num_suffix == 1):
         return  # the suffix kernel wrote this row itself
     queries = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, BLOCK_D)
     query_mask = queries < GQA
-    mask = query_mask[:, None] & (dims < HEAD_DIM)[None, :]
+    dim_mask = dims < HEAD_DIM
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     denominator = tl.zeros([BLOCK_G], tl.float32)
     peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    if tile >= 0:
-        first_query = tl.load(row_query + row)
-        for index in range(tl.load(source_indptr + tile + head), tl.load(source_indptr + tile + head + 1)):
-            rows = tl.load(sources + index) + first_query + queries
-            part_lse = tl.load(prefix_lse + rows, query_mask, other=float("-inf"))
-            part = tl.load(prefix_out + rows[:, None] * HEAD_DIM + dims[None, :], mask, other=0.0)
-            acc, denominator, peak = add_source(acc, denominator, peak, part, part_lse)
-    for item in range(suffix_begin, suffix_end):
-        rows = item * num_q_heads + head * GQA + queries
-        part_lse = tl.load(suffix_lse + rows, query_mask, other=float("-inf"))
-        part = tl.load(suffix_out + rows[:, None] * HEAD_DIM + dims[None, :], mask, other=0.0)
-        acc, denominator, peak = add_source(acc, denominator, peak, part, part_lse)
+    for begin in range(0, num_prefix + num_suffix, BLOCK_S):
+        index = begin + tl.arange(0, BLOCK_S)
+        is_prefix = index < num_prefix
+        prefix_row = tl.load(sources + source_begin + index, is_prefix, other=0) + first_query
+        suffix_row = suffix_base + (suffix_begin + index - num_prefix) * num_q_heads + head * GQA
+        rows = tl.where(is_prefix, prefix_row, suffix_row)[:, None] + queries[None, :]
+        mask = (index < num_prefix + num_suffix)[:, None] & query_mask[None, :]
+        lse = tl.load(part_lse + rows, mask, other=float("-inf"))
+        part = tl.load(
+            part_out + rows[:, :, None].to(tl.int64) * HEAD_DIM + dims[None, None, :],
+            mask[:, :, None] & dim_mask[None, None, :],
+            other=0.0,
+        )
+        new_peak = tl.maximum(peak, tl.max(lse, 0))
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        fade = tl.exp(peak - base)
+        weight = tl.exp(lse - base[None, :])
+        part = tl.where(weight[:, :, None] == 0.0, 0.0, part * weight[:, :, None])
+        acc = acc * fade[:, None] + tl.sum(part, 0)
+        denominator = denominator * fade + tl.sum(weight, 0)
+        peak = new_peak
     result, lse = finish(acc, denominator, peak)
     heads = head * GQA + queries
     target = out + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask)
+    tl.store(target, result.to(out.dtype.element_ty), query_mask[:, None] & dim_mask[None, :])
     if WITH_LSE:
         tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, query_mask)

@@ -37,7 +37,7 @@ def attend_block(acc, total, peak, q, k_t, v, valid, scale_log2, soft_cap, HAS_C
 @triton.jit
 def paged_kernel(
     q, k, v, out, out_lse, part_out, part_lse,
-    counts, items, indices,
+    counts, items, indices, part_base,
     stride_qb, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh,
     stride_ob, stride_oh, stride_lb, stride_lh,
     scale_log2, soft_cap, v_scale,
@@ -90,8 +90,8 @@ def paged_kernel(
         if WITH_LSE:
             tl.store(out_lse + row * stride_lb + heads * stride_lh, lse, query_mask)
     else:
-        rows = item.to(tl.int64) * (KV_HEADS * GQA) + heads
-        tl.store(part_out + rows[:, None] * HEAD_DIM + dims[None, :], result, mask)
+        rows = part_base + item * (KV_HEADS * GQA) + heads
+        tl.store(part_out + rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :], result, mask)
         tl.store(part_lse + rows, lse, query_mask)
 
 

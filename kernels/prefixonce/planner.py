@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
@@ -16,7 +17,15 @@ from prefixonce.errors import LayoutError
 from prefixonce.limits import HeadSpec
 from prefixonce.paged import snapshot_kernel
 from prefixonce.step import Choice, DecodeStep
-from prefixonce.workplan import COPY_WIDTH, MAX_SEGMENTS, PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, Geometry, IntArray
+from prefixonce.workplan import (
+    COPY_WIDTH,
+    MAX_SEGMENTS,
+    PREFIX_ITEM_WIDTH,
+    SUFFIX_ITEM_WIDTH,
+    Geometry,
+    IntArray,
+    PrefixSize,
+)
 
 _SNAPSHOT_BLOCK = 1024
 _SUFFIX_CTAS_PER_SM = 4  # enough chunks to fill the device when few rows are long
@@ -35,21 +44,25 @@ class Pass(Flag):
 class Overlap:
     """How prefix arithmetic and suffix traffic share the device while both run; measured on an H200.
 
-    `block_us` is one query tile against one key block on one SM, `bytes_per_us` the suffix pass alone, and
-    `suffix_sm_share` the share of the SMs that already saturates the memory.
+    `block_us` is one query tile against one key block on one SM beside the suffix, `item_us` what an item costs besides
+    (queries in, partial out), `bytes_per_us` the suffix pass alone, `suffix_sm_share` the share of the SMs that
+    already saturates the memory.
     """
 
-    block_us: float = 1.46
+    block_us: float = 1.8
+    item_us: float = 4.0
     bytes_per_us: float = 3.7e6
-    suffix_sm_share: float = 0.35
+    suffix_sm_share: float = 0.3
 
-    def prefix_ctas(self, blocks: int, suffix_bytes: int, num_ctas: int) -> int:
+    def prefix_ctas(self, size: PrefixSize, suffix_bytes: int, num_ctas: int) -> int:
         """Thread blocks for the prefix pass such that it ends together with the suffix pass."""
-        if not blocks:
-            return num_ctas
         suffix_us = suffix_bytes / self.bytes_per_us
-        together_us = (blocks * self.block_us + self.suffix_sm_share * num_ctas * suffix_us) / num_ctas
-        return min(num_ctas, max(1, round(blocks * self.block_us / max(suffix_us, together_us))))
+        prefix_us = size.blocks * self.block_us + size.items * self.item_us  # on one SM
+        if not size.tiles or not suffix_us:
+            return num_ctas
+        together_us = max(suffix_us, prefix_us / num_ctas + self.suffix_sm_share * suffix_us)
+        columns = math.ceil(prefix_us / together_us / size.tiles)
+        return min(num_ctas, columns * size.tiles)
 
 
 class _Words:
@@ -177,17 +190,17 @@ class StepPlanner:
 
     def _plan_prefix(self, step: DecodeStep, choice: Choice) -> workplan.PrefixPlan:
         """Groups change rarely: the plan is made, and copied to the device, only when they or the SM share do."""
-        blocks = workplan.prefix_blocks(step, choice, self.geometry)
+        size = workplan.prefix_size(step, choice, self.geometry)
         shared_tokens = sum(len(group.rows) * group.prefix_tokens for group, _ in workplan.shared_groups(step, choice))
         token_bytes = 2 * self.spec.num_kv_heads * self.spec.head_dim * (1 if self.spec.kv_dtype == limits.FP8 else 2)
         suffix_bytes = (sum(step.seq_lens) - shared_tokens) * token_bytes
-        num_ctas = self._overlap.prefix_ctas(blocks, suffix_bytes, self.geometry.num_ctas)
+        num_ctas = self._overlap.prefix_ctas(size, suffix_bytes, self.geometry.num_ctas)
         key = (step.batch_size, step.groups, choice.paths, num_ctas)
         if self._prefix is None or key != self._prefix_key:
             prefix = workplan.plan_prefix(step, choice, self.geometry, num_ctas)
-            if prefix.partial_rows > self.prefix_lse.shape[0]:
+            if prefix.partial_rows > self.suffix_base:
                 raise LayoutError(
-                    f"{prefix.partial_rows} prefix partials, room for {self.prefix_lse.shape[0]}; raise max_batch"
+                    f"{prefix.partial_rows} prefix partials, room for {self.suffix_base}; raise max_batch"
                 )
             sections = {
                 "dense_items": prefix.dense.items,
@@ -266,6 +279,7 @@ class StepPlanner:
             return torch.empty(shape, dtype=torch.float32, device=self.device)
 
         self.indices = torch.zeros(max_tokens, dtype=torch.int32, device=self.device)
-        self.prefix_out, self.prefix_lse = fp32(prefix_rows, spec.head_dim), fp32(prefix_rows)
-        self.suffix_out = fp32(chunks * spec.num_q_heads, spec.head_dim)
-        self.suffix_lse = fp32(chunks * spec.num_q_heads)
+        # Partials of the prefix items, then those of the suffix chunks [chunk, query head].
+        self.suffix_base = prefix_rows
+        self.part_out = fp32(prefix_rows + chunks * spec.num_q_heads, spec.head_dim)
+        self.part_lse = fp32(prefix_rows + chunks * spec.num_q_heads)

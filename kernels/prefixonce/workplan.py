@@ -22,7 +22,8 @@ PREFIX_ITEM_WIDTH = 8  # first member, query rows, KV head, first key, keys, fir
 SUFFIX_ITEM_WIDTH = 4  # batch row, first key, keys, 1 if the row has no other partial
 COPY_WIDTH = 4  # batch row, first position, tokens, first packed index
 MAX_SEGMENTS = 4  # longer chains are read through slots, which bounds the partials of a row
-_ITEM_COST_BLOCKS = 1.5  # loading a query tile and storing its partial, in units of one key block
+_ITEM_COST_BLOCKS = 2.5  # loading a query tile and storing its partial, in units of one key block
+_SOURCE_COST_BLOCKS = 0.1  # one more partial to merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,15 @@ class SuffixPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSize:
+    """The prefix pass before it is dealt: query tiles, the fewest items, and key blocks summed over the items."""
+
+    tiles: int
+    items: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Load:
     """The prefix of one group as one kernel sees it: `tiles` query tiles times `pieces` (first key, keys)."""
 
@@ -111,13 +121,14 @@ def shared_groups(step: DecodeStep, choice: Choice) -> list[tuple[PrefixGroup, P
     return [(group, path) for group, path in pairs if path in (Path.CASCADE, Path.DENSE) and group.prefix_tokens]
 
 
-def prefix_blocks(step: DecodeStep, choice: Choice, geometry: Geometry) -> int:
-    """Key blocks times query tiles: what the prefix pass costs, before it is dealt to thread blocks."""
-    total = 0
+def prefix_size(step: DecodeStep, choice: Choice, geometry: Geometry) -> PrefixSize:
+    tiles = items = blocks = 0
     for group, _ in shared_groups(step, choice):
-        tiles = _ceil(len(group.rows), geometry.members_per_tile)
-        total += tiles * geometry.num_kv_heads * _ceil(group.prefix_tokens, geometry.block_tokens)
-    return total
+        group_tiles = _ceil(len(group.rows), geometry.members_per_tile)
+        tiles += group_tiles
+        items += group_tiles * geometry.num_kv_heads
+        blocks += group_tiles * geometry.num_kv_heads * _ceil(group.prefix_tokens, geometry.block_tokens)
+    return PrefixSize(tiles, items, blocks)
 
 
 def plan_prefix(step: DecodeStep, choice: Choice, geometry: Geometry, num_ctas: int) -> PrefixPlan:
@@ -292,7 +303,7 @@ def _best_columns(most: int, blocks: int, heads: int) -> int:
 
     def cost(count: int) -> float:
         cuts = 1 if count % heads == 0 else heads / count if heads % count == 0 else heads / count + 1
-        return _ceil(blocks, count) + _ITEM_COST_BLOCKS * cuts
+        return _ceil(blocks, count) + _ITEM_COST_BLOCKS * cuts + _SOURCE_COST_BLOCKS * count / heads
 
     candidates = {most, most - most % heads, *(n for n in range(1, heads + 1) if heads % n == 0 and n <= most)} - {0}
     return min(candidates, key=lambda count: (cost(count), count))

@@ -12,13 +12,22 @@ def interpreted(monkeypatch):
     fp16 only: the interpreter has no bfloat16 products.
     """
     import triton.experimental.gluon.language  # noqa: F401  imports Triton's library, so before that is swapped
-    from prefixonce import attend, cascade, merge, paged, planner
     from triton import language
     from triton.language import standard
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
+    from prefixonce import attend, cascade, merge, paged, planner
+
     for module in (language, standard, merge, paged, cascade, planner, attend):
         for name, value in list(vars(module).items()):
             if isinstance(value, JITFunction):
                 monkeypatch.setattr(module, name, InterpretedFunction(value.fn))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """The same checks in the interpreter and, marked `gpu`, on the device (where Hopper's own kernel takes part)."""
+    if request.param == "cpu":
+        request.getfixturevalue("interpreted")
+    return request.param

@@ -1,0 +1,67 @@
+"""The LSE merge: natural logs, empty pieces, garbage behind weight zero, strided views."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from prefixonce.attend import merge_pieces
+from prefixonce.errors import LayoutError
+
+
+def _merge(values, lses, device, batch=1, head_dim=64):
+    """Pieces of constant value: `values` and `lses` are per piece (or per piece and head)."""
+    lse = torch.tensor(lses, dtype=torch.float32, device=device)
+    lse = lse.reshape(len(lses), 1, -1).repeat(1, batch, 1)
+    value = torch.tensor(values, dtype=torch.float32, device=device).reshape(len(values), 1, -1)
+    outs = value.expand(len(values), batch, lse.shape[2])[..., None].repeat(1, 1, 1, head_dim)
+    out = torch.full(outs.shape[1:], torch.nan, device=device)
+    merged = torch.full(lse.shape[1:], torch.nan, device=device)
+    merge_pieces(outs, lse, out, merged)
+    return out, merged
+
+
+def test_natural_logarithm(device):
+    out, lse = _merge([1.0, 3.0], [0.0, math.log(3)], device)
+    torch.testing.assert_close(out, torch.full_like(out, 2.5), atol=1e-6, rtol=0)
+    torch.testing.assert_close(lse, torch.full_like(lse, 1.386294), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 33])
+@pytest.mark.parametrize("values", [[[7.0, 7.0], [9.0, 9.0]], [[math.nan] * 2, [math.nan] * 2]])
+def test_all_pieces_empty(device, batch, values):
+    out, lse = _merge(values, [[-math.inf] * 2] * 2, device, batch)
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_garbage_behind_weight_zero_does_not_leak(device, order):
+    out, lse = _merge([math.nan, 2.0][::order], [-math.inf, 1.0][::order], device)
+    assert torch.equal(out, torch.full_like(out, 2.0))
+    assert torch.equal(lse, torch.ones_like(lse))
+
+
+def test_views_give_the_bits_of_contiguous_tensors(device):
+    torch.manual_seed(0)
+    outs, lses = torch.randn(3, 5, 6, 80, device=device), torch.randn(3, 6, 5, device=device).transpose(1, 2)
+    plain = torch.empty(5, 6, 80, device=device), torch.empty(5, 6, device=device)
+    merge_pieces(outs, lses.contiguous(), *plain)
+    wide = torch.empty(5, 6, 96, device=device)
+    views = wide[..., 16:], torch.empty(6, 5, device=device).t()
+    merge_pieces(outs, lses, *views)
+    assert torch.equal(views[0], plain[0])
+    assert torch.equal(views[1], plain[1])
+
+
+def test_half_precision_lse_is_refused():
+    outs, lses = torch.zeros(2, 1, 1, 64), torch.zeros(2, 1, 1, dtype=torch.float16)
+    with pytest.raises(LayoutError, match=r"float16 in .*natural log"):
+        merge_pieces(outs, lses, torch.zeros(1, 1, 64), torch.zeros(1, 1))
+
+
+def test_shapes_that_do_not_merge_are_refused():
+    with pytest.raises(LayoutError, match="do not merge"):
+        merge_pieces(torch.zeros(2, 1, 1, 64), torch.zeros(2, 1, 2), torch.zeros(1, 1, 64), torch.zeros(1, 1))
