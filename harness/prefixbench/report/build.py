@@ -78,7 +78,7 @@ def write(page: Page, folder: Path) -> Path:
     for name, text in (
         (HTML_FILE, render.html(page)),
         (MARKDOWN_FILE, markdown.markdown(page)),
-        (JSON_FILE, render.json(page)),
+        (JSON_FILE, next(file.text for file in page.downloads if file.name == JSON_FILE)),
     ):
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return folder / HTML_FILE

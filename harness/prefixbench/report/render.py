@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from importlib import resources
 
@@ -77,14 +78,22 @@ def _payload(page: Page) -> dict[str, object]:
     return {
         "figures": {chart.id: chart.figure for chart in page.charts()},
         "widgets": {widget.id: widget.data for widget in widgets},
-        "downloads": {file.name: {"media_type": file.media_type, "text": file.text} for file in page.downloads},
+        "downloads": {
+            file.name: {"media_type": file.media_type, "gzip_base64": _packed(file.text)} for file in page.downloads
+        },
     }
+
+
+def _packed(text: str) -> str:
+    """A tenth of the text's size; the browser unpacks it when asked. No time stamp: the same text packs alike."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _without_figure(block: object) -> Json:
     def strip(value: Json) -> Json:
         if isinstance(value, dict):
-            return {key: strip(item) for key, item in value.items() if key != "figure"}
+            unsaid = {key for key in ("path", "mark") if value.get(key, "") is None}
+            return {key: strip(item) for key, item in value.items() if key != "figure" and key not in unsaid}
         return [strip(item) for item in value] if isinstance(value, list) else value
 
     return strip(clean(block))

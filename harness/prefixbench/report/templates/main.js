@@ -1,8 +1,10 @@
 const setUpDownloads = () => {
-  each("[data-download]", (button) => button.addEventListener("click", () => {
+  each("[data-download]", (button) => button.addEventListener("click", async () => {
     const file = payload.downloads[button.dataset.download];
+    const packed = new Blob([Uint8Array.from(atob(file.gzip_base64), (letter) => letter.charCodeAt(0))]);
+    const text = await new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([file.text], { type: file.media_type }));
+    link.href = URL.createObjectURL(new Blob([text], { type: file.media_type }));
     link.download = button.dataset.download;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
