@@ -75,6 +75,7 @@ class MeasureConfig:
     blocks: int = MISSING
     warmup_blocks: int = MISSING
     warmup_scope: str = MISSING
+    warmup_output_len: int = MISSING
     stream_interval: int = MISSING
     telemetry_interval_s: float = MISSING
 

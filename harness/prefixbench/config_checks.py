@@ -28,6 +28,7 @@ _AT_LEAST_ONE = (
     "engine.dense_m_eff",
     "engine.min_run_tokens",
     "measure.blocks",
+    "measure.warmup_output_len",
     "measure.stream_interval",
 )
 

@@ -133,7 +133,7 @@ class _Launched:
         warmed = case.path if self._config.measure.warmup_scope == "launch" else case_hash(case)
         if warmed not in self._warmed:
             for _ in range(self._config.measure.warmup_blocks):
-                warm_up(self._server, state.task)
+                warm_up(self._server, state.task, self._config.measure.warmup_output_len)
                 state.warmup_blocks += 1
             self._warmed.add(warmed)
         state.blocks.append(measure_block(self._server, state.task, self._position))

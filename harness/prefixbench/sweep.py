@@ -133,6 +133,7 @@ def _case(
             "measure.blocks": measure.blocks,
             "measure.warmup_blocks": measure.warmup_blocks,
             "measure.warmup_scope": measure.warmup_scope,
+            "measure.warmup_output_len": measure.warmup_output_len,
             "measure.stream_interval": measure.stream_interval,
         },
         model_settings=_model_settings(config),

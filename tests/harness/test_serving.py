@@ -157,7 +157,7 @@ class ScriptedServer:
         self.calls.append(f"prime {len(prompt)}")
 
     def send(self, requests: Any, how: SendPlan) -> tuple[RequestSample, ...]:
-        self.calls.append("send")
+        self.calls.append(f"send {requests[0].max_new_tokens}")
         self.sent += 1
         return (_sample(self.task),) * len(requests)
 
@@ -175,10 +175,10 @@ class ScriptedServer:
 def test_a_block_is_flushed_primed_and_counted_alone() -> None:
     task = _task()
     server = ScriptedServer(task)
-    warm_up(server, task)
+    warm_up(server, task, 4)
     block = measure_block(server, task, 7)
     prepared = ["path cascade", "flush", "snapshot", "prime 64"]
-    assert server.calls == [*prepared, "send", *prepared, "counters", "send", "counters"]
+    assert server.calls == [*prepared, "send 4", *prepared, "counters", "send 9", "counters"]
     assert block.counters is not None
     assert (block.counters.decode_tokens, block.counters.batch_histogram) == (32, {4: 8}), "the warm-up is not in it"
     assert (block.position, block.flags) == (7, ())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from prefixbench.engines.base import Server
@@ -19,10 +20,11 @@ _PROMPT_TOLERANCE = 0.005  # of the prompt: a re-tokenised prompt differs by mor
 K = TypeVar("K", int, str)
 
 
-def warm_up(server: Server, task: Task) -> None:
-    """The block as it will be measured, thrown away."""
+def warm_up(server: Server, task: Task, output_tokens: int) -> None:
+    """The block as it will be measured but for `output_tokens` at most, thrown away."""
     _prepare(server, task)
-    server.send(task.workload.requests, task.how)
+    requests = tuple(replace(r, max_new_tokens=min(r.max_new_tokens, output_tokens)) for r in task.workload.requests)
+    server.send(requests, task.how)
 
 
 def measure_block(server: Server, task: Task, position: int) -> Block:
