@@ -14,6 +14,10 @@ from prefixbench.report.words import percent, ratio
 # Where the sliders start when this run timed nothing: what the authors of the method reported.
 REPORTED_SHARE, REPORTED_KERNEL_SPEEDUP = 0.6, 15.6
 _TITLE = "From kernel to server"
+_CAPTION = (
+    "Whole step = 1 ÷ ((1 − f) + f ÷ s). What is not the prefix stays as slow as it was. "
+    "Each measured point has an f of its own (see the numbers) and lies on the curve of that f."
+)
 _QUESTION = "If reading the prefix gets s times faster, why does the server not?"
 
 
@@ -55,7 +59,7 @@ def amdahl_section(material: Material) -> Section:
                 "measured": _points(checks),
             },
             table=_table(material, checks),
-            caption="Whole step = 1 ÷ ((1 − f) + f ÷ s). What is not the prefix stays as slow as it was.",
+            caption=_CAPTION,
         )
     )
     return Section("amdahl", _TITLE, _QUESTION, _finding(material, start), tuple(blocks))
