@@ -32,6 +32,7 @@ HIGHER_IS_BETTER = {
     "end_to_end_tok_s": True,
     "tpot_ms": False,
     "ttft_ms": False,
+    "reads_replaced": True,
     "kernel_us": False,
     "kernel_cold_us": False,
 }

@@ -74,7 +74,10 @@ def spread_interval(*groups: Sequence[float], confidence: float = CONFIDENCE) ->
 
 
 def difference(sample: Sample, baseline: Sample, confidence: float = CONFIDENCE) -> Interval:
-    """sample - baseline; paired by launch where both were measured in the same launches, else Welch."""
+    """sample - baseline; paired by launch where both were measured in the same launches, else Welch.
+
+    Samples that share some launches but not all are compared on those that they share.
+    """
     if not sample or not baseline:
         return _no_launch("t", confidence)
     contrast = _Contrast.of([sample, baseline], [1, -1], [0, 0])
