@@ -46,6 +46,11 @@ ENVIRONMENT = Environment(
 )
 
 
+def flags_of(block: Block) -> tuple[str, ...]:
+    """The flags of a block but for those about the machine that the test happens to run on."""
+    return tuple(flag for flag in block.flags if not flag.startswith("other-load"))
+
+
 def make_record(launch_id: str = "20300101T000000-abcdef", *, sweep: str = "s1", **changes: object) -> Record:
     case = replace(CASE, **changes)  # type: ignore[arg-type]
     request = RequestSample(0.0, ((1, 0.1), (3, 0.3)), 2080, 2048, 3, "usage", "length")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -9,7 +10,6 @@ import os
 import platform
 import socket
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,7 @@ PACKAGES = (
     "numpy",
     "hydra-core",
 )
+_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _CODE = ("kernels", "harness", "conf", "pyproject.toml")
 
 
@@ -63,7 +64,7 @@ def cpu_name() -> str | None:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """GPUs that the driver shows, in its order; empty without a driver."""
+    """GPUs that this process may use (CUDA_VISIBLE_DEVICES), in that order; empty without a driver."""
     try:
         import pynvml
     except ImportError:
@@ -74,11 +75,22 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
     driver = _text(pynvml.nvmlSystemGetDriverVersion())
     found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    for index, visible in enumerate(visible_devices(pynvml.nvmlDeviceGetCount())):
+        by_number = visible.isdigit()
+        handle = (
+            pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if by_number else pynvml.nvmlDeviceGetHandleByUUID(visible)
+        )
         name = _text(pynvml.nvmlDeviceGetName(handle))
         found.append(Gpu(name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), driver, _sm_count(index)))
     return tuple(found)
+
+
+def visible_devices(count: int) -> tuple[str, ...]:
+    """Numbers or UUIDs of the GPUs that CUDA shows to this process, of `count` in the machine."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return tuple(map(str, range(count)))
+    return tuple(name.strip() for name in chosen.split(",") if name.strip())
 
 
 def cuda_version() -> str | None:
@@ -128,15 +140,19 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-@cache
 def _sm_count(index: int) -> int | None:
-    if importlib.util.find_spec("torch") is None:
+    """Asked of the driver itself: torch would create a context on the GPU that is about to be measured."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return None
-    import torch
-
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        return None
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+    device, count = ctypes.c_int(), ctypes.c_int()
+    answers = (
+        driver.cuInit(0),
+        driver.cuDeviceGet(ctypes.byref(device), index),
+        driver.cuDeviceGetAttribute(ctypes.byref(count), _MULTIPROCESSOR_COUNT, device),
+    )
+    return None if any(answers) else count.value
 
 
 def _text(value: str | bytes) -> str:

@@ -95,7 +95,7 @@ class _JobRun:
             config=self._job.resolved,
             overrides=self._job.overrides,
             environment=self._environment,
-            labels=(*self._engine.labels, *(("modelled-bytes",) if case.plugin else ())),
+            labels=self._labels(case),
             measurement=outcome.measurement,
             failure=outcome.failure,
             notes=notes,
@@ -109,6 +109,12 @@ class _JobRun:
         if outcome.status != "ok":
             self._failed.add(digest)
         self._progress.point_done(record, outcome.measured_s)
+
+    def _labels(self, case: ServingCase) -> tuple[str, ...]:
+        """What a reader must know before believing a figure."""
+        is_synthetic = self._config.workload.settings.get("file") is None
+        prompts, modelled = ("synthetic-prompts",) * is_synthetic, ("modelled-bytes",) * case.plugin
+        return (*self._engine.labels, *prompts, *modelled)
 
     def _reusable(self, wanted: Sequence[ServingCase]) -> list[Record]:
         if not self._config.resume:

@@ -11,6 +11,7 @@ import pytest
 
 from prefixbench import store
 from prefixbench.record import Record, ServingMeasurement
+from record_factory import flags_of
 
 COMMAND = (
     *(sys.executable, "-m", "prefixbench.cli", "run", "path=[stock,cascade,full]", "prefix_len=256", "suffix_len=8"),
@@ -40,7 +41,7 @@ def test_one_server_with_and_one_without_the_plugin(tmp_path: Path) -> None:
 def _check(record: Record) -> None:
     assert isinstance(record.measurement, ServingMeasurement)
     (block,) = record.measurement.blocks
-    assert block.flags == ()
+    assert flags_of(block) == ()
     assert [r.cached_tokens for r in block.requests] == [256] * 4
     assert [(r.output_tokens, r.token_source, r.finish_reason) for r in block.requests] == [(6, "usage", "length")] * 4
     assert (record.launch.startup_s or 0) > 1

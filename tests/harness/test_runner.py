@@ -14,6 +14,7 @@ from prefixbench.engines.fake import FakeEngine, FakeServer
 from prefixbench.errors import EngineError
 from prefixbench.record import Record, RequestSample, ServingMeasurement
 from prefixbench.workloads import PromptSpec
+from record_factory import flags_of
 
 SIX_POINTS = ("engine=fake", "path=cascade", "prefix_len=64,128,256,512,1024,2048", "launches=1", "measure.blocks=1")
 
@@ -48,7 +49,7 @@ def test_sweep_records_every_case_and_launch(capsys: pytest.CaptureFixture[str])
         assert (record.measurement.blocks[0].counters is not None) is record.case.plugin
         assert len(record.measurement.blocks) == 3
         assert "fake-engine" in record.labels
-        assert not any(block.flags for block in record.measurement.blocks)
+        assert not any(flags_of(block) for block in record.measurement.blocks)
         folder = Path("runs", record.record_id)
         assert {path.name for path in folder.iterdir()} == {"record.json", "config.yaml", "overrides.txt", "server.log"}
     by_launch: dict[str, list[int]] = {}
@@ -82,7 +83,7 @@ def test_failing_points_are_records_and_the_sweep_goes_on(
     partial = next(r for r in records if r.status == "partial")
     assert partial.failure is not None
     assert partial.failure.message == "3 of 100 requests failed"
-    assert partial.measurement.blocks[0].flags == ("failed-requests",)
+    assert flags_of(partial.measurement.blocks[0]) == ("failed-requests",)
     out = capsys.readouterr().out
     assert "6 points recorded, 2 failed" in out
     assert "oom: the server ended with code -9: CUDA out of memory" in out

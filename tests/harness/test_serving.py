@@ -19,12 +19,13 @@ from prefixbench.measures.base import Task
 from prefixbench.measures.serving import (
     block_flags,
     expected_cached_tokens,
+    load_flags,
     measure_block,
     realized_batch,
     subtract,
     warm_up,
 )
-from prefixbench.record import RequestSample, StepCounters
+from prefixbench.record import RequestSample, StepCounters, Telemetry, TelemetrySample
 from prefixbench.telemetry import Sampler
 from prefixbench.workloads import PromptSpec, Workload
 from record_factory import CASE
@@ -100,6 +101,21 @@ class TestFlags:
         late = _sample(task, chunks=((1, 0.6), (9, 0.9)))
         assert realized_batch([early, early, late, late], None) == 2
         assert "batch-below-concurrency" in block_flags(task, [early, early, late, late], None)
+
+    def test_a_batch_that_outgrows_the_graphs_is_noted(self) -> None:
+        task = _task()
+        for ceiling, flags in ((2, ["above-graph-ceiling"]), (4, []), (0, [])):
+            case = replace(task.case, engine_settings={"page_size": 1, "cuda_graph_max_bs": ceiling})
+            assert block_flags(replace(task, case=case), [_sample(task)] * 4, _counters()) == flags
+
+    def test_work_of_others_is_noted(self) -> None:
+        def watched(*loads: float | None) -> tuple[Telemetry, ...]:
+            samples = tuple(TelemetrySample(0.1, load_other=load) for load in loads)
+            return (Telemetry("cpu", 0.1, None, samples),)
+
+        assert load_flags(watched(None, 1.2, 0.8)) == ["other-load: 1.0 CPUs were busy with other work"]
+        assert load_flags(watched(None, 0.1, 0.2)) == []
+        assert load_flags(watched(None)) == []
 
     def test_one_output_token_decodes_nothing_and_is_not_flagged(self) -> None:
         task = _task(output_tokens=1)

@@ -34,7 +34,7 @@ def create(config: RunConfig) -> FakeEngine:
 class FakeEngine:
     device_indices = None
     resources: tuple[str, ...] = ()
-    labels = ("fake-engine", "synthetic-prompts")
+    labels = ("fake-engine",)
 
     def __init__(self, config: RunConfig) -> None:
         self._latency_s = _latency_s(config.engine.extra_args)

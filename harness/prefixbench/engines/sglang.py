@@ -43,11 +43,7 @@ class SglangEngine:
         is_cpu = config.gpus.device == "cpu"
         self.device_indices = None if is_cpu else tuple(range(config.gpus.count))
         self.resources = ("cpu",) if is_cpu else tuple(_device_name(index) for index in range(config.gpus.count))
-        self.labels = (
-            *(("cpu",) if is_cpu else ()),
-            *(() if config.model.path else ("random-weights",)),
-            "synthetic-prompts",
-        )
+        self.labels = (*(("cpu",) if is_cpu else ()), *(() if config.model.path else ("random-weights",)))
 
     def check(self) -> None:
         if importlib.util.find_spec("sglang") is None:
@@ -58,12 +54,9 @@ class SglangEngine:
                     "gpus=cpu needs the distribution prefixonce-platform-cpu; pip install ./kernels/platform-cpu"
                 )
             return
-        import torch
-
-        if torch.cuda.device_count() < self._config.gpus.count:
-            raise EngineError(
-                f"gpus={self._config.gpus.count} was asked for and torch sees {torch.cuda.device_count()}; use gpus=cpu"
-            )
+        here = len(environment.gpus())
+        if here < self._config.gpus.count:
+            raise EngineError(f"gpus={self._config.gpus.count} was asked for and {here} are visible here; use gpus=cpu")
 
     def plugin_source(self) -> str:
         return environment.plugin_digest()
@@ -238,5 +231,5 @@ def _free_port() -> int:
 
 
 def _device_name(index: int) -> str:
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = environment.visible_devices(index + 1)
     return f"gpu-{visible[index] if index < len(visible) else index}"

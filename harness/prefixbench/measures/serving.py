@@ -7,14 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import TypeVar
 
 from prefixbench.engines.base import Server
 from prefixbench.measures.base import Task
-from prefixbench.record import Block, RequestSample, StepCounters
+from prefixbench.record import Block, RequestSample, StepCounters, Telemetry
+from prefixbench.telemetry import clock_flags
 from prefixbench.workloads import PromptSpec
 
 _IDLE_WAIT_S = 10.0
+_OTHER_LOAD_CPUS = 0.25
 _PROMPT_TOLERANCE = 0.005  # of the prompt: a re-tokenised prompt differs by more
 
 K = TypeVar("K", int, str)
@@ -38,6 +41,8 @@ def measure_block(server: Server, task: Task, position: int) -> Block:
     after = server.counters()
     counters = None if before is None or after is None else subtract(after, before)
     flags += block_flags(task, samples, counters)
+    telemetry = sampler.telemetry()
+    flags += [*clock_flags(telemetry), *load_flags(telemetry)]
     return Block(
         position=position,
         started_at_unix_s=started_at_unix_s,
@@ -45,7 +50,7 @@ def measure_block(server: Server, task: Task, position: int) -> Block:
         requests=samples,
         counters=counters,
         cache_state=_cache_state(task, samples),
-        telemetry=sampler.telemetry(),
+        telemetry=telemetry,
         flags=tuple(flags),
     )
 
@@ -67,8 +72,21 @@ def block_flags(task: Task, samples: Sequence[RequestSample], counters: StepCoun
     realized = realized_batch(samples, counters)
     if task.how.in_flight is not None and realized is not None and realized < task.case.concurrency:
         flags.append("batch-below-concurrency")
+    ceiling = int(task.case.engine_settings.get("cuda_graph_max_bs") or 0)
+    if ceiling and realized is not None and realized > ceiling:
+        flags.append("above-graph-ceiling")
     if len(answered) < len(samples):
         flags.append("failed-requests")
+    return flags
+
+
+def load_flags(telemetry: Sequence[Telemetry]) -> list[str]:
+    """Says when other processes kept CPUs busy meanwhile: on a CPU that is the first reason for a bad figure."""
+    flags = []
+    for watched in telemetry:
+        seen = [sample.load_other for sample in watched.samples if sample.load_other is not None]
+        if seen and mean(seen) > _OTHER_LOAD_CPUS:
+            flags.append(f"other-load: {mean(seen):.1f} CPUs were busy with other work")
     return flags
 
 
