@@ -9,9 +9,9 @@ from prefixbench.analysis import amdahl
 from prefixbench.analysis.attribution import YARDSTICKS, Rung, attribute
 from prefixbench.analysis.claims import Claim
 from prefixbench.analysis.evidence import Evidence, Finding, Judge, figure, not_run
-from prefixbench.analysis.frame import Point
+from prefixbench.analysis.frame import Point, device_name
 from prefixbench.analysis.stats import Interval, mean_interval, ratio, spread_interval
-from prefixbench.record import Record, ServingMeasurement
+from prefixbench.record import PlacementTrace, Record, ServingMeasurement
 
 LADDER = ("stock", "cascade", "full")
 _ON_CPU = "this is a claim about a GPU; shown is what the CPU did, with a small model"
@@ -140,35 +140,39 @@ def judge_short(claim: Claim, evidence: Evidence) -> Finding:
 
 def judge_placement(_: Claim, evidence: Evidence) -> Finding:
     """P1: no node's layout changes after it was placed; a policy, so any machine counts."""
-    traced = [r for r in evidence.records if isinstance(r.measurement, ServingMeasurement) and r.measurement.placement]
-    if not traced:
+    traces = [(r, trace) for r in evidence.records if (trace := _trace(r)) is not None]
+    if not traces:
         return not_run("no record holds a placement trace")
-    placed, moved = 0, []
-    for record in traced:
-        nodes, changed = _placements(record)
-        placed += nodes
-        moved += [f"node {node} in {record.record_id}" for node in changed]
+    placed = sum(event.kind == "place" for _, trace in traces for event in trace.events)
     if not placed:
         return not_run("no node was placed in the recorded launches")
-    text = f"{len(moved)} of {placed} placed nodes changed layout"
+    moved = [f"node {node} in {r.record_id}" for r, trace in traces for node in _moved(trace)]
+    dropped = sum(trace.events_dropped for _, trace in traces)
     why = f"changed: {', '.join(moved[:3])}" if moved else "every node kept the layout that it was created with"
-    devices = "; ".join(sorted({d.name for r in traced for d in r.environment.gpus} or {"CPU"}))
-    return Finding("differs" if moved else "reproduced", why, text, None, devices, tuple(r.record_id for r in traced))
+    if dropped:
+        why += f"; {dropped} older events were not kept"
+    text = f"{len(moved)} of {placed} placed nodes changed layout"
+    devices = "; ".join(sorted({device_name(r.environment) for r, _ in traces}))
+    return Finding(
+        "differs" if moved else "reproduced", why, text, None, devices, tuple(r.record_id for r, _ in traces)
+    )
 
 
-def _placements(record: Record) -> tuple[int, list[int]]:
-    assert isinstance(record.measurement, ServingMeasurement)
-    assert record.measurement.placement is not None
+def _trace(record: Record) -> PlacementTrace | None:
+    return record.measurement.placement if isinstance(record.measurement, ServingMeasurement) else None
+
+
+def _moved(trace: PlacementTrace) -> list[int]:
     layouts: dict[int, str] = {}
     changed = []
-    for event in record.measurement.placement.events:
+    for event in trace.events:
         if event.kind == "flush":
             layouts.clear()
         elif event.kind == "evict":
             layouts.pop(event.node_id, None)
         elif event.layout is not None and layouts.setdefault(event.node_id, event.layout) != event.layout:
             changed.append(event.node_id)
-    return sum(e.kind == "place" for e in record.measurement.placement.events), changed
+    return changed
 
 
 def _headline(evidence: Evidence, claim: Claim) -> Point | None:
