@@ -140,3 +140,16 @@ def test_no_print_outside_the_command_line() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not found
+
+
+def test_the_structure_page_names_every_module_and_only_those() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text()
+    folder, named = "", set()
+    for line in page.splitlines():
+        if line.startswith("### `"):
+            folder = line.split("`")[1]
+        elif line.startswith("- `") and folder:
+            named.add(f"{folder}/{line.split('`')[1]}")
+    roots = (KERNELS, HARNESS, ROOT / "kernels" / "platform-cpu" / "prefixonce_cpu")
+    found = {str(path.relative_to(ROOT)) for root in roots for path in root.rglob("*.py") if path.name != "__init__.py"}
+    assert named == found
