@@ -48,8 +48,13 @@ class Zygote:
         listener = multiprocessing.connection.Listener(address, "AF_UNIX")
         self._process = subprocess.Popen(
             [sys.executable, __file__, address],
-            # One thread per engine: a busy machine makes more threads wait for each other.
-            env={**os.environ, "SGLANG_PLATFORM": "prefixonce_cpu", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "SGLANG_PLATFORM": "prefixonce_cpu",
+                # One thread per engine: on a busy machine more threads wait for each other.
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+            },
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -114,7 +119,12 @@ class Engine:
         return self._call("steer", command)
 
     def flush(self) -> None:
-        assert self._call("flush"), "the cache was not flushed: the engine is not idle"
+        """Waits until the engine is idle: an answer arrives a little before its request is off the books."""
+        for _ in range(100):
+            if self._call("flush"):
+                return
+            time.sleep(0.1)
+        raise EngineDiedError("the cache was not flushed: the engine does not become idle")
 
     def close(self) -> None:
         with contextlib.suppress(EngineDiedError):
@@ -171,7 +181,8 @@ def _zygote_main(address: str) -> None:
         try:
             order = connection.recv()
         except EOFError:
-            break
+            # Engines that are still there are killed with the process group; do not wait for them.
+            os._exit(0)
         context.Process(target=_begin, args=order).start()
 
 
@@ -223,6 +234,11 @@ def _serve_engine(connection, server_args: dict) -> None:
             connection.send((True, _CALLS[name](engine, *args)))
         except Exception:  # noqa: BLE001  reported by the process that asked
             connection.send((False, traceback.format_exc()))
+
+
+def hook_is_lost(function, _hook, _kind):
+    """In place of SGLang's wrapper of hooked functions."""
+    return function
 
 
 def _trace_steps(path: Path) -> None:
