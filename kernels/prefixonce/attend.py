@@ -61,8 +61,7 @@ def attend(
     call = _Call(planner, q, k, v, out, lse, scale * k_scale, soft_cap, v_scale)
     prefix = chosen & (Pass.DENSE | Pass.GATHER)
     beside = planner.prefix_stream
-    overlapped = bool(prefix) and Pass.SUFFIX in chosen and beside is not None
-    if overlapped and beside is not None:
+    if prefix and Pass.SUFFIX in chosen and beside is not None:
         current = torch.cuda.current_stream(q.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
@@ -75,7 +74,7 @@ def attend(
         if Pass.SUFFIX in chosen:
             call.suffix()
     if Pass.MERGE in chosen:
-        call.merge(dependent=planner.capability >= (9, 0) and not overlapped)
+        call.merge()
     return out
 
 
@@ -96,6 +95,11 @@ class _Call:
     @property
     def scale_log2(self) -> float:
         return self.scale * math.log2(math.e)
+
+    @property
+    def launches_early(self) -> bool:
+        """Whether the merge is launched before the pass it follows has ended (programmatic dependent launch)."""
+        return self.planner.capability >= (9, 0)
 
     @property
     def read_strides(self) -> tuple[int, ...]:
@@ -164,10 +168,10 @@ class _Call:
             KV_HEADS=spec.num_kv_heads, GQA=spec.gqa_group, HEAD_DIM=spec.head_dim,
             BLOCK_G=16, BLOCK_D=triton.next_power_of_2(spec.head_dim), BLOCK_N=128 if spec.head_dim <= 128 else 64,
             HAS_CAP=self.soft_cap > 0.0, WITH_LSE=self.lse is not None, ITEM_WIDTH=SUFFIX_ITEM_WIDTH,
-            num_warps=4, num_stages=2,
+            HAS_DEPENDENT=self.launches_early, num_warps=4, num_stages=2,
         )  # fmt: skip
 
-    def merge(self, *, dependent: bool) -> None:
+    def merge(self) -> None:
         planner = self.planner
         spec, prefix, suffix = planner.spec, planner.prefix_words, planner.suffix_words
         block_g, block_d = triton.next_power_of_2(spec.gqa_group), triton.next_power_of_2(spec.head_dim)
@@ -175,9 +179,9 @@ class _Call:
             self.out, self.lse, planner.part_out, planner.part_lse,
             prefix["row_tile"], prefix["row_query"], prefix["source_indptr"], prefix["sources"], suffix["indptr"],
             *self.write_strides, planner.suffix_base, spec.num_q_heads,
-            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim,
-            BLOCK_S=min(16, max(1, 4096 // (block_g * block_d))), BLOCK_G=block_g, BLOCK_D=block_d,
-            WITH_LSE=self.lse is not None, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
+            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_G=block_g, BLOCK_D=block_d,
+            WITH_LSE=self.lse is not None, DEPENDENT=self.launches_early,
+            num_warps=min(4, max(1, block_g * block_d // 128)), launch_pdl=self.launches_early,
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 BLOCK_N = 128
 _STAGES = 2
@@ -236,6 +237,7 @@ def _prefix_kernel(
         mbarrier.init(v_full.index(stage), count=128 if GATHER else 1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
+    gdc_launch_dependents()  # the merge may read its plan while this runs
     rings = (k_ring, v_ring, k_full, k_empty, v_full, v_empty)
     queries = (q, group_rows, stride_qb, stride_qh)
     partials = (part_out, part_lse)

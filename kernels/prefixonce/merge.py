@@ -84,18 +84,30 @@ def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 @triton.jit
+def _load_source(part_out, part_lse, plan, index, queries, dims, mask, query_mask, HEAD_DIM: tl.constexpr):
+    """(out, lse) of the row's `index`-th partial; one past the last has lse -inf."""
+    sources, num_prefix, num_sources, first_query, first_suffix, num_q_heads = plan
+    prefix_row = tl.load(sources + index, index < num_prefix, other=0) + first_query
+    suffix_row = first_suffix + (index - num_prefix) * num_q_heads
+    rows = tl.where(index < num_prefix, prefix_row, suffix_row) + queries
+    lse = tl.load(part_lse + rows, query_mask & (index < num_sources), other=float("-inf"))
+    offsets = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+    return tl.load(part_out + offsets, mask & (index < num_sources), other=0.0), lse
+
+
+@triton.jit
 def merge_step_kernel(
     out, out_lse, part_out, part_lse,
     row_tile, row_query, source_indptr, sources, suffix_indptr,
     stride_ob, stride_oh, stride_lb, stride_lh,
     suffix_base, num_q_heads,
-    GQA: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     WITH_LSE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One batch row and KV head: the partials of its query tile, then those of its own suffix, in planned order.
 
-    `BLOCK_S` partials are read at once. A dependent launch reads the plan while the kernel before it still runs.
+    The loads of four partials are in flight together. A dependent launch reads the plan while the kernel before it
+    still runs.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -112,34 +124,24 @@ def merge_step_kernel(
     queries = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, BLOCK_D)
     query_mask = queries < GQA
-    dim_mask = dims < HEAD_DIM
+    mask = query_mask[:, None] & (dims < HEAD_DIM)[None, :]
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     denominator = tl.zeros([BLOCK_G], tl.float32)
     peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    for begin in range(0, num_prefix + num_suffix, BLOCK_S):
-        index = begin + tl.arange(0, BLOCK_S)
-        is_prefix = index < num_prefix
-        prefix_row = tl.load(sources + source_begin + index, is_prefix, other=0) + first_query
-        suffix_row = suffix_base + (suffix_begin + index - num_prefix) * num_q_heads + head * GQA
-        rows = tl.where(is_prefix, prefix_row, suffix_row)[:, None] + queries[None, :]
-        mask = (index < num_prefix + num_suffix)[:, None] & query_mask[None, :]
-        lse = tl.load(part_lse + rows, mask, other=float("-inf"))
-        part = tl.load(
-            part_out + rows[:, :, None].to(tl.int64) * HEAD_DIM + dims[None, None, :],
-            mask[:, :, None] & dim_mask[None, None, :],
-            other=0.0,
-        )
-        new_peak = tl.maximum(peak, tl.max(lse, 0))
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        fade = tl.exp(peak - base)
-        weight = tl.exp(lse - base[None, :])
-        part = tl.where(weight[:, :, None] == 0.0, 0.0, part * weight[:, :, None])
-        acc = acc * fade[:, None] + tl.sum(part, 0)
-        denominator = denominator * fade + tl.sum(weight, 0)
-        peak = new_peak
+    first_suffix = suffix_base + suffix_begin * num_q_heads + head * GQA
+    plan = (sources + source_begin, num_prefix, num_prefix + num_suffix, first_query, first_suffix, num_q_heads)
+    for begin in range(0, num_prefix + num_suffix, 4):
+        out_0, lse_0 = _load_source(part_out, part_lse, plan, begin, queries, dims, mask, query_mask, HEAD_DIM)
+        out_1, lse_1 = _load_source(part_out, part_lse, plan, begin + 1, queries, dims, mask, query_mask, HEAD_DIM)
+        out_2, lse_2 = _load_source(part_out, part_lse, plan, begin + 2, queries, dims, mask, query_mask, HEAD_DIM)
+        out_3, lse_3 = _load_source(part_out, part_lse, plan, begin + 3, queries, dims, mask, query_mask, HEAD_DIM)
+        acc, denominator, peak = add_source(acc, denominator, peak, out_0, lse_0)
+        acc, denominator, peak = add_source(acc, denominator, peak, out_1, lse_1)
+        acc, denominator, peak = add_source(acc, denominator, peak, out_2, lse_2)
+        acc, denominator, peak = add_source(acc, denominator, peak, out_3, lse_3)
     result, lse = finish(acc, denominator, peak)
     heads = head * GQA + queries
     target = out + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), query_mask[:, None] & dim_mask[None, :])
+    tl.store(target, result.to(out.dtype.element_ty), mask)
     if WITH_LSE:
         tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, query_mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
@@ -43,13 +44,15 @@ def paged_kernel(
     scale_log2, soft_cap, v_scale,
     KV_HEADS: tl.constexpr, GQA: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_CAP: tl.constexpr, WITH_LSE: tl.constexpr, ITEM_WIDTH: tl.constexpr,
+    HAS_CAP: tl.constexpr, WITH_LSE: tl.constexpr, ITEM_WIDTH: tl.constexpr, HAS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row and one KV head; writes `out` itself when the row has no other partial."""
     item = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     if item >= tl.load(counts):
         return
+    if HAS_DEPENDENT:
+        gdc_launch_dependents()  # the merge may read its plan while this runs
     row = tl.load(items + item * ITEM_WIDTH).to(tl.int64)
     first = tl.load(items + item * ITEM_WIDTH + 1)
     length = tl.load(items + item * ITEM_WIDTH + 2)

@@ -28,7 +28,7 @@ from prefixonce.workplan import (
 )
 
 _SNAPSHOT_BLOCK = 1024
-_SUFFIX_CTAS_PER_SM = 4  # enough chunks to fill the device when few rows are long
+_SUFFIX_CTAS_PER_SM = 3  # enough chunks to fill the device when few rows are long
 
 
 class Pass(Flag):
@@ -46,13 +46,13 @@ class Overlap:
 
     `block_us` is one query tile against one key block on one SM beside the suffix, `item_us` what an item costs besides
     (queries in, partial out), `bytes_per_us` the suffix pass alone, `suffix_sm_share` the share of the SMs that
-    already saturates the memory.
+    it keeps busy.
     """
 
-    block_us: float = 1.8
-    item_us: float = 4.0
-    bytes_per_us: float = 3.7e6
-    suffix_sm_share: float = 0.3
+    block_us: float = 1.6
+    item_us: float = 5.0
+    bytes_per_us: float = 3.8e6
+    suffix_sm_share: float = 0.6
 
     def prefix_ctas(self, size: PrefixSize, suffix_bytes: int, num_ctas: int) -> int:
         """Thread blocks for the prefix pass such that it ends together with the suffix pass."""
@@ -147,6 +147,8 @@ class StepPlanner:
 
     def suffix_capacity(self, batch: int) -> int:
         """Suffix chunks of a launch for `batch` rows: the grid that a graph of this batch size records."""
+        if self.geometry.split_tokens:
+            return batch + -(-self.indices.shape[0] // self.geometry.split_tokens)
         return batch + -(-_SUFFIX_CTAS_PER_SM * self.geometry.num_ctas // self.spec.num_kv_heads)
 
     def update(
@@ -250,6 +252,7 @@ class StepPlanner:
         items = tiles * spec.num_kv_heads * (MAX_SEGMENTS + 1) + 2 * geometry.num_ctas
         prefix_rows = self.max_batch * spec.num_q_heads * (MAX_SEGMENTS + 1)
         prefix_rows += 2 * geometry.num_ctas * geometry.tile_rows
+        self.indices = torch.zeros(max_tokens, dtype=torch.int32, device=self.device)
         chunks = self.suffix_capacity(self.max_batch)
         self.prefix_words = _Words(
             {
@@ -278,7 +281,6 @@ class StepPlanner:
         def fp32(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-        self.indices = torch.zeros(max_tokens, dtype=torch.int32, device=self.device)
         # Partials of the prefix items, then those of the suffix chunks [chunk, query head].
         self.suffix_base = prefix_rows
         self.part_out = fp32(prefix_rows + chunks * spec.num_q_heads, spec.head_dim)

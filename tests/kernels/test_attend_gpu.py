@@ -18,7 +18,7 @@ from prefixonce.step import DecodeStep, Mode, Path, PrefixGroup, Segment, SlotPi
 pytestmark = pytest.mark.gpu
 
 EVERY_PASS = Pass.DENSE | Pass.GATHER | Pass.SUFFIX | Pass.MERGE
-# (query heads, KV heads, head_dim): each compiles its own kernels; 64 and 128 take the Hopper kernel where there is one.
+# (query heads, KV heads, head_dim): each compiles its own kernels; 64 and 128 take the Hopper kernel if there is one.
 HEADS = ((32, 8, 128), (10, 2, 128), (8, 1, 128), (7, 1, 64), (16, 16, 64), (64, 4, 128), (28, 4, 96), (6, 2, 256))
 SHAPES_PER_RUN = int(os.environ.get("PREFIXONCE_RANDOM_SHAPES", "40"))
 
