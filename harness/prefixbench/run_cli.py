@@ -26,6 +26,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
@@ -69,14 +70,22 @@ def task(composed: DictConfig) -> None:
         resolved={str(key): value for key, value in plain.items()},
         config_yaml=OmegaConf.to_yaml(composed, resolve=True),
         overrides=tuple(config.typed or HydraConfig.get().overrides.task),
-        folder=Path(HydraConfig.get().runtime.output_dir),
+        folder=_job_folder(config),
     )
     try:
         with _terminated_cleanly():
             runner.run(job, Progress(Console()))
     except BenchError as error:
         reason = {"message": str(error), "exit_code": error.exit_code}
+        job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / _REFUSED_FILE).write_text(json.dumps(reason) + "\n")
+
+
+def _job_folder(config: RunConfig) -> Path:
+    """Below the runs folder whatever Hydra's own output folder is set to: the plan must lie beside the records."""
+    folder = Path(config.runs, store.SWEEPS, config.run_id)
+    hydra_config = HydraConfig.get()
+    return folder / str(hydra_config.job.num) if hydra_config.mode is RunMode.MULTIRUN else folder
 
 
 def summarize(configs: Sequence[RunConfig], run_id: str, console: Console) -> int:

@@ -133,6 +133,13 @@ def test_changing_axis_order_or_more_launches_measures_only_what_is_missing() ->
     assert all(sorted(found) == [0, 1] for found in indices.values())
 
 
+def test_hydras_own_folder_may_lie_elsewhere(tmp_path: Path) -> None:
+    typed = ("engine=fake", "path=full", "launches=1", f"hydra.sweep.dir={tmp_path}/elsewhere")
+    assert run(*typed) == 0
+    assert run(*typed) == 0, "what was reused is found although Hydra writes elsewhere"
+    assert len(store.load("latest")) == 1
+
+
 def test_resume_false_measures_again_beside_what_is_there() -> None:
     for _ in range(2):
         assert run("engine=fake", "path=full", "launches=1", "resume=false") == 0
