@@ -67,7 +67,8 @@ class Progress:
         known = {key: mean(seconds) for key, seconds in self._point_s.items()}
         left_s = sum(known.get(_key(case), average_s) for case in self._todo)
         left_s += max(0, self._launches_left) * (mean(self._overhead_s) if self._overhead_s else 0.0)
-        return f", about {left_s // 60:.0f} min {left_s % 60:02.0f} s left"
+        minutes, seconds = divmod(round(left_s), 60)
+        return f", about {minutes} min {seconds:02d} s left"
 
 
 def describe(case: ServingCase) -> str:
