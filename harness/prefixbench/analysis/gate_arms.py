@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,9 +61,9 @@ def compare_case(
     label = case_label(baseline[0])
     before, after = _launch_rows(baseline, exclude), _launch_rows(candidate, exclude)
     notes = [
-        f"{label}: {int(rows['blocks_excluded'].sum())} blocks of the {side} left out ({_why(rows)})"
+        f"{label}, {side}: {note}"
         for side, rows in (("baseline", before), ("candidate", after))
-        if "blocks_excluded" in rows and rows["blocks_excluded"].sum()
+        for note in _flag_notes(rows, exclude)
     ]
     failures = tuple(f"{label}: {text}" for text in _failures(baseline, candidate))
     if before.empty or after.empty:
@@ -132,6 +133,18 @@ def _failures(baseline: Sequence[Record], candidate: Sequence[Record]) -> list[s
         for record in candidate
         if record.status not in _GOOD
     ]
+
+
+def _flag_notes(rows: pd.DataFrame, exclude: Sequence[str]) -> list[str]:
+    """What was left out, and which other warnings the blocks that count carry."""
+    if "flags" not in rows:
+        return []
+    kept = Counter(
+        flag.partition(":")[0] for flags in rows["flags"] for flag in flags if not frame.flagged([flag], exclude)
+    )
+    left_out = int(rows["blocks_excluded"].sum())
+    notes = [f"{left_out} blocks left out ({_why(rows)})"] if left_out else []
+    return notes + [f"{launches} of {len(rows)} launches are flagged {flag}" for flag, launches in sorted(kept.items())]
 
 
 def _is_spoilt(rows: pd.DataFrame) -> bool:

@@ -154,8 +154,14 @@ def test_left_out_blocks_are_counted() -> None:
     spoilt = side("new", n=6)
     spoilt[0] = side("new", 2.0, n=6, flags=("clock fell: GPU 0",))[0]
     result = evaluate(side("base"), spoilt, CONFIG)
-    assert any("1 blocks of the candidate left out (clock fell" in note for note in result.notes)
+    assert any("candidate: 1 blocks left out (clock fell" in note for note in result.notes)
     assert result.rows[0].launches == (5, 5)
+
+
+def test_flags_that_exclude_nothing_are_said() -> None:
+    result = evaluate(side("base"), side("new", flags=("other-load: 1.2 CPUs were busy with other work",)), CONFIG)
+    assert result.outcome == "pass"
+    assert any("candidate: 5 of 5 launches are flagged other-load" in note for note in result.notes)
 
 
 def test_a_failed_point_is_red() -> None:
