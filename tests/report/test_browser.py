@@ -232,6 +232,8 @@ def test_printing_opens_every_table_and_uses_the_light_theme(fresh: Tab) -> None
     fresh.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert fresh.evaluate("document.documentElement.dataset.theme") == "light"
     assert fresh.locator("details:not([open])").count() == 0
+    widths = fresh.evaluate("[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.clientWidth)")
+    assert max(widths) <= 700, "charts fit the paper"
     fresh.evaluate("dispatchEvent(new Event('afterprint'))")
     assert fresh.locator("details[open]").count() == 0
     assert fresh.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prefixbench.report.view import Block, Cell, Chart, Commands, Facts, Method, Note, Page, Switch, Table, Widget
 
-_LONGEST_TABLE = 60
+_LONGEST_TABLE = 40
 
 
 def markdown(page: Page) -> str:
@@ -22,8 +22,8 @@ def _lines(page: Page) -> Iterator[str]:
     yield ""
     yield from (f"- {escape(tile.label)}: **{escape(tile.figure)}** ({escape(tile.detail)})" for tile in page.tiles)
     yield ""
-    yield from (f"> **{escape(name)}.** {escape(meaning)}" for name, meaning in page.badges)
-    yield from (f"> **Beware.** {escape(warning)}" for warning in page.warnings)
+    yield from (f"> **{escape(name)}.** {escape(meaning)}  " for name, meaning in page.badges)
+    yield from (f"> **Beware.** {escape(warning)}  " for warning in page.warnings)
     for section in page.sections:
         yield from ("", f"## {escape(section.title)}", "", escape(section.finding))
         for block in section.blocks:
@@ -35,6 +35,8 @@ def _block(block: Block) -> Iterator[str]:
     match block:
         case Table():
             yield from _table(block)
+        case Widget(name="pool" | "placement"):
+            yield f"_{escape(block.title)}: see the HTML report._"
         case Chart() | Widget():
             yield from _table(block.table)
         case Switch():

@@ -13,6 +13,8 @@ const themed = (value) => {
   return value;
 };
 
+let printing = false;
+
 const redraws = [];
 const redraw = () => redraws.forEach((draw) => draw());
 
@@ -30,7 +32,7 @@ const setUpTheme = () => {
   setTheme(fromSystem());
   let chosen = false;
   system.addEventListener("change", () => {
-    if (chosen) return;
+    if (chosen || printing) return;
     setTheme(fromSystem());
     redraw();
   });
@@ -42,12 +44,14 @@ const setUpTheme = () => {
   let before = null;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
+    printing = true;
     setTheme("light");
     each("details:not([open])", (item) => { item.open = true; item.dataset.printed = ""; });
     each(".option[hidden] .plot", draw);
     redraw();
   });
   addEventListener("afterprint", () => {
+    printing = false;
     setTheme(before);
     each("details[data-printed]", (item) => { item.open = false; delete item.dataset.printed; });
     redraw();

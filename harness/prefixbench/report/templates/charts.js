@@ -8,6 +8,8 @@ const LAYOUT = {
   hoverlabel: { bgcolor: "$surface", bordercolor: "$muted", font: { color: "$ink", size: 13 } },
 };
 
+const PRINT_WIDTH = 680; // fits A4 and Letter; a printed page fires no resize
+
 const merged = (base, extra) => {
   const result = { ...base };
   for (const [key, value] of Object.entries(extra ?? {})) {
@@ -20,6 +22,7 @@ const merged = (base, extra) => {
 const show = (target, figure) => {
   const font = { family: getComputedStyle(document.body).fontFamily, color: "$ink", size: 13 };
   const layout = merged({ ...LAYOUT, font, height: 340 }, figure.layout);
+  if (printing) layout.width = PRINT_WIDTH;
   for (const key of Object.keys(layout)) {
     if (/^[xy]axis/.test(key)) layout[key] = merged(AXIS, layout[key]);
   }
