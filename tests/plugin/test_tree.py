@@ -70,6 +70,12 @@ class Server:
         self.tree = PlacingRadixCache(params, pool, self.placement)
         self.running = []
 
+    def scatter(self):
+        """Half of the pool is free, but no two pages that are handed out together are neighbours."""
+        taken = self.keeper._index.drain(POOL_TOKENS // self.page_size // 2)
+        pages = torch.cat([torch.arange(run.start, run.end) for run in taken])
+        self.allocator.free_pages = torch.cat((self.allocator.free_pages, pages.flip(0)))
+
     def admit(self, prompt, *, finishes_at_once=False):
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -191,6 +197,7 @@ actions = st.one_of(
 @given(st.lists(actions, min_size=1, max_size=25))
 def test_no_schedule_mixes_up_slots(page_size, schedule):
     server = Server(page_size)
+    server.scatter()
     for action, argument, at_once in schedule:
         if action == "admit":
             server.admit(argument, finishes_at_once=at_once)
@@ -264,4 +271,5 @@ def test_a_split_in_use_changes_the_chains_above_it():
     server.admit([3] * 20 + [4] * 9)
     after = server.tree.chain_of(request.last_node, 48)
     assert [link.end_tokens for link in after] == [20, 48]
+    assert [link.end_tokens for link in server.tree.chain_of(request.last_node, 47)] == [20]
     server.check()
