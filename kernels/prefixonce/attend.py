@@ -31,6 +31,8 @@ from prefixonce.paged import paged_kernel
 from prefixonce.planner import Overlap, Pass, StepPlanner
 from prefixonce.workplan import PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH
 
+_LARGE_MERGE_ROWS = 4096  # query rows that fill the device with programs of several heads
+
 __all__ = ["HeadSpec", "Overlap", "Pass", "StepPlanner", "attend", "merge_pieces"]
 
 
@@ -65,12 +67,12 @@ def attend(
         current = torch.cuda.current_stream(q.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
-            call.prefix(prefix)
+            call.prefix(prefix, alone=False)
         call.suffix()
         current.wait_stream(beside)
     else:
         if prefix:
-            call.prefix(prefix)
+            call.prefix(prefix, alone=True)
         if Pass.SUFFIX in chosen:
             call.suffix()
     if Pass.MERGE in chosen:
@@ -109,12 +111,12 @@ class _Call:
     def write_strides(self) -> tuple[int, ...]:
         return (*self.out.stride()[:2], *(self.lse.stride() if self.lse is not None else (0, 0)))
 
-    def prefix(self, passes: Pass) -> None:
+    def prefix(self, passes: Pass, *, alone: bool) -> None:
         launch = self._prefix_hopper if self._hopper_reason() is None else self._prefix_portable
         if Pass.DENSE in passes:
-            launch("dense", contiguous=True)
+            launch("dense", contiguous=True, alone=alone)
         if Pass.GATHER in passes:
-            launch("gather", contiguous=False)
+            launch("gather", contiguous=False, alone=alone)
 
     def _hopper_reason(self) -> str | None:
         if self.planner.hopper_reason is not None:
@@ -125,7 +127,7 @@ class _Call:
         strides = tuple(tensor.stride() for tensor in tensors)
         return limits.hopper_layout_reason(tuple(self.k.shape), strides, tuple(t.data_ptr() for t in tensors))
 
-    def _prefix_hopper(self, name: str, *, contiguous: bool) -> None:
+    def _prefix_hopper(self, name: str, *, contiguous: bool, alone: bool) -> None:
         from prefixonce.hopper import launch_prefix  # only where wgmma exists
 
         planner, words = self.planner, self.planner.prefix_words
@@ -142,9 +144,10 @@ class _Call:
             item_width=PREFIX_ITEM_WIDTH,
             scale_log2=self.scale_log2,
             v_scale=self.v_scale,
+            launches_early=alone,
         )
 
-    def _prefix_portable(self, name: str, *, contiguous: bool) -> None:
+    def _prefix_portable(self, name: str, *, contiguous: bool, alone: bool) -> None:  # noqa: ARG002
         planner = self.planner
         words, geometry = planner.prefix_words, planner.geometry
         head_dim = planner.spec.head_dim
@@ -174,14 +177,17 @@ class _Call:
     def merge(self) -> None:
         planner = self.planner
         spec, prefix, suffix = planner.spec, planner.prefix_words, planner.suffix_words
-        block_g, block_d = triton.next_power_of_2(spec.gqa_group), triton.next_power_of_2(spec.head_dim)
-        merge_step_kernel[(self.q.shape[0], spec.num_kv_heads)](
+        batch, block_d = self.q.shape[0], triton.next_power_of_2(spec.head_dim)
+        # Few rows are spread over more, smaller programs; neither number changes the order of additions.
+        is_large = batch * spec.num_q_heads >= _LARGE_MERGE_ROWS
+        block_h = 1024 // block_d if is_large else 1
+        merge_step_kernel[(batch, triton.cdiv(spec.num_q_heads, block_h))](
             self.out, self.lse, planner.part_out, planner.part_lse,
             prefix["row_tile"], prefix["row_query"], prefix["source_indptr"], prefix["sources"], suffix["indptr"],
             *self.write_strides, planner.suffix_base, spec.num_q_heads,
-            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_G=block_g, BLOCK_D=block_d,
+            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=4 if is_large else 8,
             WITH_LSE=self.lse is not None, DEPENDENT=self.launches_early,
-            num_warps=min(4, max(1, block_g * block_d // 128)), launch_pdl=self.launches_early,
+            num_warps=4 if is_large else 1, launch_pdl=self.launches_early,
         )  # fmt: skip
 
 

@@ -84,15 +84,12 @@ def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 @triton.jit
-def _load_source(part_out, part_lse, plan, index, queries, dims, mask, query_mask, HEAD_DIM: tl.constexpr):
-    """(out, lse) of the row's `index`-th partial; one past the last has lse -inf."""
-    sources, num_prefix, num_sources, first_query, first_suffix, num_q_heads = plan
-    prefix_row = tl.load(sources + index, index < num_prefix, other=0) + first_query
-    suffix_row = first_suffix + (index - num_prefix) * num_q_heads
-    rows = tl.where(index < num_prefix, prefix_row, suffix_row) + queries
-    lse = tl.load(part_lse + rows, query_mask & (index < num_sources), other=float("-inf"))
-    offsets = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-    return tl.load(part_out + offsets, mask & (index < num_sources), other=0.0), lse
+def _source_rows(plan, index):
+    """Partial row of every query's `index`-th source, -1 past its last: first those of its tile, then of its suffix."""
+    sources, begin, num_prefix, first_query, num_suffix, first_suffix, num_q_heads = plan
+    prefix_rows = tl.load(sources + begin + index, index < num_prefix, other=0) + first_query
+    suffix_rows = first_suffix + (index - num_prefix) * num_q_heads
+    return tl.where(index < num_prefix, prefix_rows, tl.where(index < num_prefix + num_suffix, suffix_rows, -1))
 
 
 @triton.jit
@@ -101,47 +98,54 @@ def merge_step_kernel(
     row_tile, row_query, source_indptr, sources, suffix_indptr,
     stride_ob, stride_oh, stride_lb, stride_lh,
     suffix_base, num_q_heads,
-    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr,
     WITH_LSE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One batch row and KV head: the partials of its query tile, then those of its own suffix, in planned order.
+    """`BLOCK_H` query heads of one row: the partials of their tile, then those of the row's suffix, in that order.
 
-    The loads of four partials are in flight together. A dependent launch reads the plan while the kernel before it
+    The loads of `UNROLL` partials are in flight together. A dependent launch reads the plan while the kernel before it
     still runs.
     """
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head_mask = heads < num_q_heads
     tile = tl.load(row_tile + row)
-    first_query = tl.load(row_query + row)
+    is_shared = head_mask & (tile >= 0)
+    begin = tl.load(source_indptr + tile + heads // GQA, is_shared, other=0)
+    num_prefix = tl.load(source_indptr + tile + heads // GQA + 1, is_shared, other=0) - begin
     suffix_begin = tl.load(suffix_indptr + row)
     num_suffix = tl.load(suffix_indptr + row + 1) - suffix_begin
-    source_begin = tl.load(source_indptr + tile + head, tile >= 0, other=0)
-    num_prefix = tl.load(source_indptr + tile + head + 1, tile >= 0, other=0) - source_begin
+    first_query = tl.load(row_query + row) + heads % GQA
+    first_suffix = suffix_base + suffix_begin * num_q_heads + heads
+    plan = (sources, begin, num_prefix, first_query, tl.where(head_mask, num_suffix, 0), first_suffix, num_q_heads)
+    rows = ()
+    for i in tl.static_range(UNROLL):
+        rows += (_source_rows(plan, i),)
     if DEPENDENT:
         gdc_wait()
     if (tile < 0) & (num_suffix == 1):
         return  # the suffix kernel wrote this row itself
-    queries = tl.arange(0, BLOCK_G)
+
     dims = tl.arange(0, BLOCK_D)
-    query_mask = queries < GQA
-    mask = query_mask[:, None] & (dims < HEAD_DIM)[None, :]
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    denominator = tl.zeros([BLOCK_G], tl.float32)
-    peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    first_suffix = suffix_base + suffix_begin * num_q_heads + head * GQA
-    plan = (sources + source_begin, num_prefix, num_prefix + num_suffix, first_query, first_suffix, num_q_heads)
-    for begin in range(0, num_prefix + num_suffix, 4):
-        out_0, lse_0 = _load_source(part_out, part_lse, plan, begin, queries, dims, mask, query_mask, HEAD_DIM)
-        out_1, lse_1 = _load_source(part_out, part_lse, plan, begin + 1, queries, dims, mask, query_mask, HEAD_DIM)
-        out_2, lse_2 = _load_source(part_out, part_lse, plan, begin + 2, queries, dims, mask, query_mask, HEAD_DIM)
-        out_3, lse_3 = _load_source(part_out, part_lse, plan, begin + 3, queries, dims, mask, query_mask, HEAD_DIM)
-        acc, denominator, peak = add_source(acc, denominator, peak, out_0, lse_0)
-        acc, denominator, peak = add_source(acc, denominator, peak, out_1, lse_1)
-        acc, denominator, peak = add_source(acc, denominator, peak, out_2, lse_2)
-        acc, denominator, peak = add_source(acc, denominator, peak, out_3, lse_3)
+    dim_mask = dims < HEAD_DIM
+    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    denominator = tl.zeros([BLOCK_H], tl.float32)
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    for first in range(0, tl.max(num_prefix) + num_suffix, UNROLL):
+        outs = ()
+        lses = ()
+        for i in tl.static_range(UNROLL):
+            lses += (tl.load(part_lse + rows[i], rows[i] >= 0, other=float("-inf")),)
+            offsets = rows[i].to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+            outs += (tl.load(part_out + offsets, (rows[i] >= 0)[:, None] & dim_mask[None, :], other=0.0),)
+        following = ()
+        for i in tl.static_range(UNROLL):
+            following += (_source_rows(plan, first + UNROLL + i),)
+        rows = following
+        for i in tl.static_range(UNROLL):
+            acc, denominator, peak = add_source(acc, denominator, peak, outs[i], lses[i])
     result, lse = finish(acc, denominator, peak)
-    heads = head * GQA + queries
     target = out + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask)
+    tl.store(target, result.to(out.dtype.element_ty), head_mask[:, None] & dim_mask[None, :])
     if WITH_LSE:
-        tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, query_mask)
+        tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, head_mask)

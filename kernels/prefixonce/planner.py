@@ -45,24 +45,34 @@ class Overlap:
     """How prefix arithmetic and suffix traffic share the device while both run; measured on an H200.
 
     `block_us` is one query tile against one key block on one SM beside the suffix, `item_us` what an item costs besides
-    (queries in, partial out), `bytes_per_us` the suffix pass alone, `suffix_sm_share` the share of the SMs that
-    it keeps busy.
+    (queries in, partial out), `cut_us` what is lost when shares end inside a head (the heads of a token are then read
+    at different times), `source_us` one more partial to merge. The suffix pass alone moves `bytes_per_us` and keeps
+    `suffix_sm_share` of the SMs busy.
     """
 
-    block_us: float = 1.6
-    item_us: float = 5.0
+    block_us: float = 1.5
+    item_us: float = 7.0
+    cut_us: float = 16.0
+    source_us: float = 0.15
     bytes_per_us: float = 3.8e6
-    suffix_sm_share: float = 0.6
+    suffix_sm_share: float = 0.68
 
     def prefix_ctas(self, size: PrefixSize, suffix_bytes: int, num_ctas: int) -> int:
-        """Thread blocks for the prefix pass such that it ends together with the suffix pass."""
-        suffix_us = suffix_bytes / self.bytes_per_us
-        prefix_us = size.blocks * self.block_us + size.items * self.item_us  # on one SM
-        if not size.tiles or not suffix_us:
+        """Thread blocks for the prefix pass, one per SM, such that both passes are over soonest."""
+        if not size.tiles or not suffix_bytes:
             return num_ctas
-        together_us = max(suffix_us, prefix_us / num_ctas + self.suffix_sm_share * suffix_us)
-        columns = math.ceil(prefix_us / together_us / size.tiles)
-        return min(num_ctas, columns * size.tiles)
+        step = size.tiles if size.tiles <= num_ctas else max(1, num_ctas // 8)
+        return min(range(step, num_ctas + 1, step), key=lambda ctas: self._both_us(size, suffix_bytes, num_ctas, ctas))
+
+    def _both_us(self, size: PrefixSize, suffix_bytes: int, num_ctas: int, ctas: int) -> float:
+        prefix_us = math.ceil(size.blocks / ctas) * self.block_us + math.ceil(size.items / ctas) * self.item_us
+        prefix_us += self.source_us * ctas / size.items
+        if max(size.items, ctas) % min(size.items, ctas):
+            prefix_us += self.cut_us
+        suffix_us = suffix_bytes / self.bytes_per_us
+        beside = min(1.0, (num_ctas - ctas) / num_ctas / self.suffix_sm_share)
+        moved = prefix_us * beside / suffix_us
+        return max(prefix_us, suffix_us / beside) if moved >= 1.0 else prefix_us + (1.0 - moved) * suffix_us
 
 
 class _Words:
@@ -142,6 +152,8 @@ class StepPlanner:
         self.prefix_stream = torch.cuda.Stream(self.device, priority=-1) if is_cuda else None  # type: ignore[no-untyped-call]
         self._overlap = overlap or Overlap()
         self._prefix_key: object = None
+        self._ctas_key: object = None
+        self._ctas = 0
         self._prefix: workplan.PrefixPlan | None = None
         self._allocate(max_tokens)
 
@@ -196,7 +208,7 @@ class StepPlanner:
         shared_tokens = sum(len(group.rows) * group.prefix_tokens for group, _ in workplan.shared_groups(step, choice))
         token_bytes = 2 * self.spec.num_kv_heads * self.spec.head_dim * (1 if self.spec.kv_dtype == limits.FP8 else 2)
         suffix_bytes = (sum(step.seq_lens) - shared_tokens) * token_bytes
-        num_ctas = self._overlap.prefix_ctas(size, suffix_bytes, self.geometry.num_ctas)
+        num_ctas = self._prefix_ctas(size, suffix_bytes)
         key = (step.batch_size, step.groups, choice.paths, num_ctas)
         if self._prefix is None or key != self._prefix_key:
             prefix = workplan.plan_prefix(step, choice, self.geometry, num_ctas)
@@ -218,6 +230,14 @@ class StepPlanner:
             self.prefix_words.fill(sections, {"row_tile": -1})
             self._prefix, self._prefix_key = prefix, key
         return self._prefix
+
+    def _prefix_ctas(self, size: PrefixSize, suffix_bytes: int) -> int:
+        """Decided anew only when the suffixes have grown by a fifth, so that a plan lasts for many steps."""
+        bucket = int(4 * math.log2(suffix_bytes)) if suffix_bytes else -1
+        if (size, bucket) != self._ctas_key:
+            self._ctas = self._overlap.prefix_ctas(size, suffix_bytes, self.geometry.num_ctas)
+            self._ctas_key = (size, bucket)
+        return self._ctas
 
     def _needed(self, prefix: workplan.PrefixPlan, suffix: workplan.SuffixPlan, padded: int) -> Pass:
         needed = Pass(0)

@@ -217,8 +217,8 @@ def plan_suffix(
 
 
 def _chunk_tokens(lengths: npt.NDArray[np.int64], capacity: int, granularity: int) -> int:
-    """The shortest chunk, in units of `granularity` and at least two of them, whose count fits `capacity`."""
-    low, high = 2, max(2, _ceil(int(lengths.max(initial=0)), granularity))
+    """The shortest chunk, in units of `granularity` and at least four of them, whose count fits `capacity`."""
+    low, high = 4, max(4, _ceil(int(lengths.max(initial=0)), granularity))
     while low < high:
         middle = (low + high) // 2
         if (-(-lengths // (middle * granularity))).sum() <= capacity:
@@ -299,14 +299,13 @@ def _deal_columns(loads: Sequence[_Load], geometry: Geometry, num_ctas: int) -> 
 
 
 def _best_columns(most: int, blocks: int, heads: int) -> int:
-    """Fewer columns are better when the last few only cut heads in two: every cut costs an item."""
+    """Fewer columns are better when the last few only cut heads in two, or make more partials than they save time."""
 
     def cost(count: int) -> float:
         cuts = 1 if count % heads == 0 else heads / count if heads % count == 0 else heads / count + 1
         return _ceil(blocks, count) + _ITEM_COST_BLOCKS * cuts + _SOURCE_COST_BLOCKS * count / heads
 
-    candidates = {most, most - most % heads, *(n for n in range(1, heads + 1) if heads % n == 0 and n <= most)} - {0}
-    return min(candidates, key=lambda count: (cost(count), count))
+    return min(range(1, most + 1), key=cost)
 
 
 def _deal_in_order(loads: Sequence[_Load], geometry: Geometry, num_ctas: int) -> list[list[_Fragment]]:

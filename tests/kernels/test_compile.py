@@ -93,7 +93,7 @@ def test_merge(target):
     early = target == 90
     kernel = merge_step_kernel.warmup(
         pool(128), None, FLOATS, FLOATS, WORDS, WORDS, WORDS, WORDS, WORDS, 4096, 128, 0, 0, 64, 32,
-        GQA=4, HEAD_DIM=128, BLOCK_G=4, BLOCK_D=128, WITH_LSE=False, DEPENDENT=early,
+        GQA=4, HEAD_DIM=128, BLOCK_H=8, BLOCK_D=128, UNROLL=4, WITH_LSE=False, DEPENDENT=early,
         num_warps=4, launch_pdl=early, grid=(1,),
     )  # fmt: skip
     assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == early
