@@ -166,6 +166,21 @@ def test_flagged_blocks_are_left_out_and_counted() -> None:
     assert launches == {"stock": 2, "stock+plugin": 2, "cascade": 1}
 
 
+def test_flags_that_differ_in_their_figures_are_one_warning() -> None:
+    flags = ("other-load: 2.8 CPUs were busy", "other-load: 1.4 CPUs were busy", "batch-below-concurrency")
+    page = page_of([measured("stock", 64, 4, launch, flags=(flag,)) for launch, flag in enumerate(flags)])
+    assert "4 blocks of 6: other-load (for example: 2.8 CPUs were busy)." in page.warnings
+    assert "2 blocks of 6: batch-below-concurrency." in page.warnings
+    assert len(page.warnings) == 2
+
+
+@pytest.mark.parametrize("label", ["fake-engine", "synthetic"])
+def test_what_was_not_measured_gets_no_headline(label: str) -> None:
+    page = page_of(sweep(prefixes=(512,), concurrencies=(8,), launches=2, labels=(label,)))
+    assert page.headline.figure is None
+    assert page.headline.sentence == "These are not measurements."
+
+
 def test_labels_are_said_in_plain_words(page: Page) -> None:
     names = [name for name, _ in page.badges]
     assert names == ["Ran on a CPU", "Random weights", "Synthetic prompts"]

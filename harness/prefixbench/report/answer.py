@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from prefixbench.analysis.evidence import NOT_MEASUREMENTS
 from prefixbench.analysis.frame import Point
 from prefixbench.record import Record
 from prefixbench.report import cells, paths
@@ -17,6 +18,9 @@ _MOST_WARNINGS = 8
 
 def headline(material: Material) -> Headline:
     """One ratio, chosen by rule and not by result; refused when the path did not run."""
+    if invented := _invented(material):
+        meaning = LABEL_MEANING[invented[0]][1]
+        return Headline(None, "These are not measurements.", why_not=f"{meaning} The charts only show how it looks.")
     point = material.headline_point
     if point is None:
         why = "a ratio needs stock and another path, both measured at the same point"
@@ -44,6 +48,11 @@ def headline(material: Material) -> Headline:
     )
 
 
+def _invented(material: Material) -> list[str]:
+    """Labels that say that nothing was measured."""
+    return sorted({label for record in material.records for label in record.labels} & set(NOT_MEASUREMENTS))
+
+
 def subtitle(material: Material) -> str:
     models = sorted({record.case.model for record in material.records if record.case.kind == "serving"})  # type: ignore[union-attr]
     started = sorted(record.launch.started_at for record in material.records)
@@ -53,7 +62,7 @@ def subtitle(material: Material) -> str:
 
 
 def tiles(material: Material) -> tuple[Tile, ...]:
-    found = speedups(material)
+    found = [] if _invented(material) else speedups(material)
     shown = []
     if found:
         for label, pick in (("Best point", max), ("Worst point", min)):
@@ -110,12 +119,23 @@ def _flags(material: Material) -> list[str]:
     if rows.empty:
         return []
     left_out = rows[rows["excluded"]]
-    tally = Counter(flag for flags in rows["flags"] for flag in flags)
-    said = [f"{count(times, 'block')} of {len(rows)}: {flag}." for flag, times in tally.most_common()]
+    # "other-load: 2.8 CPUs were busy": the kind is what repeats, the rest is one block's own figure.
+    kinds: dict[str, list[str]] = {}
+    for flags in rows["flags"]:
+        for flag in flags:
+            kinds.setdefault(flag.partition(":")[0], []).append(flag)
+    said = [f"{count(len(own), 'block')} of {len(rows)}: {_example(own)}." for own in kinds.values()]
     if len(left_out):
         reasons = listing(sorted(set(left_out["exclusion"])))
         said.insert(0, f"{count(len(left_out), 'block')} of {len(rows)} left out of every figure by rule: {reasons}.")
     return said
+
+
+def _example(flags: list[str]) -> str:
+    kind, _, detail = flags[0].partition(": ")
+    if not detail:
+        return kind
+    return f"{kind} ({detail})" if len(set(flags)) == 1 else f"{kind} (for example: {detail})"
 
 
 def _provenance(records: tuple[Record, ...]) -> list[str]:

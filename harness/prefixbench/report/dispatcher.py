@@ -56,7 +56,7 @@ def dispatcher_section(material: Material) -> Section:
         text = f"The servers of this selection ran with the threshold M_eff = {', '.join(map(str, sorted(used)))}."
         blocks.append(Note("info", f"{text} M_eff is requests that share a prefix × query heads per KV head."))
     if not shapes:
-        why = "no kernel record of this selection times two of our kernels on one shape (`prefixbench kernels` does)"
+        why = "no kernel record of this selection times two of our kernels on one shape (the verb kernels does)"
         blocks.append(Note("missing", f"The measured map: {why}."))
         return Section("dispatcher", _TITLE, _QUESTION, "The threshold was not measured here.", tuple(blocks))
     fitted = fit_threshold(shapes)
