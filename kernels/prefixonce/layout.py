@@ -35,13 +35,6 @@ class FreeRuns:
         """Runs in order of their start."""
         return iter(sorted(Run(start, length) for length, start in self._by_length))
 
-    def __len__(self) -> int:
-        return len(self._by_length)
-
-    @property
-    def longest(self) -> int:
-        return self._by_length[-1][0] if self._by_length else 0
-
     def take(self, length: int) -> int | None:
         """Removes `length` consecutive units from the shortest run that has them; returns their start."""
         if length < 1:

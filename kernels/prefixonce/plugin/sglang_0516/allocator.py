@@ -33,7 +33,7 @@ class RunKeeper:
             )
         self._stock = allocator
         self._page_size: int = allocator.page_size
-        self.pages: int = allocator.size // self._page_size
+        self._pages: int = allocator.size // self._page_size
         self._min_run_pages = max(1, min_run_tokens // self._page_size)
         self._index = FreeRuns()
         self._pages_freed = 0
@@ -53,7 +53,7 @@ class RunKeeper:
         """
         pages = tokens // self._page_size
         start = self._index.take(pages)
-        if start is None and self._pages_freed >= self.pages // _REINDEX_DIVISOR:
+        if start is None and self._pages_freed >= self._pages // _REINDEX_DIVISOR:
             self._reindex()
             start = self._index.take(pages)
         return None if start is None else start * self._page_size
@@ -66,7 +66,7 @@ class RunKeeper:
     @property
     def slots(self) -> Run:
         """The pool's usable slots; the page before them is reserved for padding."""
-        return Run(self._page_size, self.pages * self._page_size)
+        return Run(self._page_size, self._pages * self._page_size)
 
     def _available_size(self) -> int:
         stock: int = self._stock_available()
@@ -106,7 +106,7 @@ class RunKeeper:
 
     def _clear(self) -> None:
         self._stock_clear()
-        self._index = FreeRuns([Run(1, self.pages)])
+        self._index = FreeRuns([Run(1, self._pages)])
         self._stock.free_pages = self._stock.free_pages[:0]
         self._pages_freed = 0
 
@@ -124,7 +124,7 @@ class RunKeeper:
 
     def _free_mask(self) -> Tensor:
         # Page 0 is reserved, and one entry behind the last page closes a run that ends there.
-        mask = torch.zeros(self.pages + 2, dtype=torch.bool)
+        mask = torch.zeros(self._pages + 2, dtype=torch.bool)
         mask[self._stock.free_pages.cpu()] = True
         mask[self._stock.release_pages.cpu()] = True
         for run in self._index:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
+from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -121,8 +122,6 @@ class Plugin:
 
     def _check_hooks(self) -> None:
         """SGLang only logs a hook that found no target, so look at what is really in place."""
-        from pkgutil import resolve_name
-
         for target, _, _ in self._hooks():
             if not hasattr(resolve_name(target), "__wrapped__"):
                 raise UnsupportedError(f"SGLang {self._sglang_version} did not take the hook on {target}")
