@@ -159,7 +159,8 @@ def test_left_out_blocks_are_counted() -> None:
 
 
 def test_flags_that_exclude_nothing_are_said() -> None:
-    result = evaluate(side("base"), side("new", flags=("other-load: 1.2 CPUs were busy with other work",)), CONFIG)
+    flags = ("other-load: 1.2 CPUs were busy", "other-load: 0.9 CPUs were busy")
+    result = evaluate(side("base"), side("new", flags=flags), CONFIG)
     assert result.outcome == "pass"
     assert any("candidate: 5 of 5 launches are flagged other-load" in note for note in result.notes)
 
