@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # One place for what the two installations need: the lock, then our own two distributions without their dependencies.
 export UV_LINK_MODE ?= hardlink
+# Importing SGLang compiles thousands of modules; without their bytecode kept, every server start pays for that again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: reproduce test setup check test-gpu report gate bench-smoke clean
 

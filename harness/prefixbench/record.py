@@ -183,7 +183,7 @@ class ServingMeasurement:
 
 @dataclass(frozen=True)
 class KernelTiming:
-    """Microseconds per launch, one entry per repetition. `clock` and `l2` say how; `graph_launches` is launches per replay."""
+    """Microseconds per launch, one entry per repetition. `clock` and `l2` say how; `graph_launches`: per replay."""
 
     l2: Literal["warm", "cold"]
     clock: str

@@ -5,8 +5,9 @@ These serve real requests on a machine without a GPU, so they read a shared pref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -69,13 +70,18 @@ def run(
     scale: float,
     soft_cap: float = 0.0,
     out: Tensor | None = None,
+    on_prefix_s: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Attention of one layer: q [batch, q_heads, head_dim], k and v [slots, kv_heads, head_dim] -> like q."""
+    """Attention of one layer: q [batch, q_heads, head_dim], k and v [slots, kv_heads, head_dim] -> like q.
+
+    `on_prefix_s` is told the wall seconds that the shared prefixes took, their merge included.
+    """
     acc = torch.zeros(q.shape, dtype=torch.float32)
     lse = torch.full(q.shape[:2], -torch.inf)
     for chunk in plan.own:
         part = _own_keys(q[chunk.rows], k, v, chunk, scale, soft_cap)
         acc[chunk.rows], lse[chunk.rows] = part
+    began_s = perf_counter()
     for group in plan.shared:
         part = _Partial(acc[group.rows], lse[group.rows])
         queries = q[group.rows]
@@ -83,6 +89,8 @@ def run(
             keys, values = _load(piece, k, v)
             part = _merge(part, _shared_keys(queries, keys, values, scale, soft_cap))
         acc[group.rows], lse[group.rows] = part
+    if on_prefix_s is not None and plan.shared:
+        on_prefix_s(perf_counter() - began_s)
     if out is None:
         return acc.to(q.dtype)
     return out.copy_(acc)

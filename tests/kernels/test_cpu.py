@@ -148,3 +148,13 @@ def test_prefix_longer_than_its_row_is_refused() -> None:
             step, forced(step, Path.DENSE), torch.zeros(2, 4, 16), pool, pool,
             torch.zeros(2, 20, dtype=torch.int32), torch.arange(2), scale=1.0,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "is_timed"), [(Path.DENSE, True), (Path.PAGED, False)])
+def test_the_shared_part_is_timed(path: Path, is_timed: bool) -> None:
+    pool = make_pool([(4096, [1] * 8)], contiguous=True)
+    plan = cpu.plan(pool.step, forced(pool.step, path), pool.table, torch.arange(8))
+    told: list[float] = []
+    cpu.run(plan, torch.randn(8, 4, 16), pool.k, pool.v, scale=0.25, on_prefix_s=told.append)
+    assert len(told) == is_timed
+    assert all(seconds > 0 for seconds in told)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from prefixonce import cpu
 from prefixonce.errors import UnsupportedError
-from prefixonce.plugin.runtime import ModelShape
-from prefixonce.plugin.settings import PluginSettings
+from prefixonce.plugin.runtime import ModelShape, Runtime
 from prefixonce.step import Choice, DecodeStep
 
 
@@ -30,6 +30,9 @@ class Kernels(Protocol):
 class CpuKernels:
     """Plain torch; plans are index tensors without a fixed size, and there are no graphs to capture."""
 
+    def __init__(self, on_prefix_s: Callable[[float], None] | None) -> None:
+        self._on_prefix_s = on_prefix_s
+
     def fits(self, step: DecodeStep, choice: Choice) -> bool:
         return True
 
@@ -42,15 +45,16 @@ class CpuKernels:
     def run(
         self, plan: cpu.CpuPlan, q: Tensor, k: Tensor, v: Tensor, *, scale: float, soft_cap: float, out: Tensor
     ) -> Tensor:
-        return cpu.run(plan, q, k, v, scale=scale, soft_cap=soft_cap, out=out)
+        return cpu.run(plan, q, k, v, scale=scale, soft_cap=soft_cap, out=out, on_prefix_s=self._on_prefix_s)
 
 
-def kernels_for(device_type: str, shape: ModelShape, settings: PluginSettings, **limits: Any) -> Kernels:
+def kernels_for(device_type: str, shape: ModelShape, runtime: Runtime, **limits: Any) -> Kernels:
     """`limits` (max_batch, pool_slots, dtype) size the static buffers of a GPU."""
+    timers = runtime.settings.timers
     if device_type == "cpu":
-        return CpuKernels()
+        return CpuKernels(runtime.add_prefix_s if timers else None)
     if device_type == "cuda":
-        if settings.timers:
+        if timers:
             raise UnsupportedError("PREFIXONCE_TIMERS=1 times a CPU only; on a GPU take kernel times from a profiler")
         from prefixonce.plugin.cuda import CudaKernels
 

@@ -81,6 +81,9 @@ class Runtime:
         """A batch that is no plain decode makes an earlier plan void."""
         self._pending = None
 
+    def add_prefix_s(self, seconds: float) -> None:
+        self.counters.prefix_s = (self.counters.prefix_s or 0.0) + seconds
+
     def reset_counters(self) -> None:
         self.counters = Counters()
 

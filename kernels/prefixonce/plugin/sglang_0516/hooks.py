@@ -95,7 +95,7 @@ class Plugin:
         kernels = kernels_for(
             device,
             shape,
-            settings,
+            self._runtime,
             max_batch=runner.req_to_token_pool.size,
             pool_slots=runner.token_to_kv_pool.size,
             dtype=runner.dtype,
