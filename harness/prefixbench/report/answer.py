@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from prefixbench.analysis.evidence import NOT_MEASUREMENTS
 from prefixbench.analysis.frame import Point
 from prefixbench.record import Record
 from prefixbench.report import cells, paths
@@ -18,8 +17,8 @@ _MOST_WARNINGS = 8
 
 def headline(material: Material) -> Headline:
     """One ratio, chosen by rule and not by result; refused when the path did not run."""
-    if invented := _invented(material):
-        meaning = LABEL_MEANING[invented[0]][1]
+    if material.invented:
+        meaning = LABEL_MEANING[material.invented[0]][1]
         return Headline(None, "These are not measurements.", why_not=f"{meaning} The charts only show how it looks.")
     point = material.headline_point
     if point is None:
@@ -48,11 +47,6 @@ def headline(material: Material) -> Headline:
     )
 
 
-def _invented(material: Material) -> list[str]:
-    """Labels that say that nothing was measured."""
-    return sorted({label for record in material.records for label in record.labels} & set(NOT_MEASUREMENTS))
-
-
 def subtitle(material: Material) -> str:
     models = sorted({record.case.model for record in material.records if record.case.kind == "serving"})  # type: ignore[union-attr]
     started = sorted(record.launch.started_at for record in material.records)
@@ -62,7 +56,7 @@ def subtitle(material: Material) -> str:
 
 
 def tiles(material: Material) -> tuple[Tile, ...]:
-    found = [] if _invented(material) else speedups(material)
+    found = [] if material.invented else speedups(material)
     shown = []
     if found:
         for label, pick in (("Best point", max), ("Worst point", min)):

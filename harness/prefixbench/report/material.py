@@ -12,6 +12,7 @@ import pandas as pd
 
 from prefixbench.analysis import frame
 from prefixbench.analysis.attribution import MIN_ACTIVE_SHARE, RUNS_AS, Rung
+from prefixbench.analysis.evidence import NOT_MEASUREMENTS
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Interval, Sample, instability, mean_interval, ratio
 from prefixbench.case import ServingCase
@@ -54,6 +55,11 @@ class Material:
         self.records = tuple(records)
         self.selector = selector
         self._step_shares: dict[tuple[int, str], Mapping[str, float] | None] = {}
+
+    @property
+    def invented(self) -> tuple[str, ...]:
+        """Labels that say that nothing was measured; what they stand on is shown, never claimed."""
+        return tuple(sorted({label for record in self.records for label in record.labels} & set(NOT_MEASUREMENTS)))
 
     @cached_property
     def blocks(self) -> pd.DataFrame:

@@ -46,31 +46,28 @@ def html(page: Page) -> str:
 
 def json(page: Page) -> str:
     """The page without figures: every value that a table shows, unrounded, under its section."""
-    return dumps(
+    head = {
+        "schema_version": REPORT_SCHEMA_VERSION,
+        "name": page.name,
+        "title": page.title,
+        "subtitle": page.subtitle,
+        "generated_at": page.generated_at,
+        "headline": page.headline,
+        "tiles": page.tiles,
+        "labels": [name for name, _ in page.badges],
+        "warnings": page.warnings,
+        "violations": page.violations,
+    }
+    sections = [
         {
-            "schema_version": REPORT_SCHEMA_VERSION,
-            "name": page.name,
-            "title": page.title,
-            "subtitle": page.subtitle,
-            "generated_at": page.generated_at,
-            "headline": page.headline,
-            "tiles": page.tiles,
-            "labels": [name for name, _ in page.badges],
-            "warnings": page.warnings,
-            "violations": page.violations,
-            "sections": [
-                {
-                    "id": section.id,
-                    "title": section.title,
-                    "finding": section.finding,
-                    "blocks": [_without_figure(block) for block in section.blocks],
-                }
-                for section in page.sections
-            ],
-            "record_ids": page.record_ids,
-        },
-        indent=1,
-    )
+            "id": section.id,
+            "title": section.title,
+            "finding": section.finding,
+            "blocks": [_without_figure(clean(block)) for block in section.blocks],
+        }
+        for section in page.sections
+    ]
+    return dumps(head | {"sections": sections, "record_ids": page.record_ids}, indent=1)
 
 
 def _payload(page: Page) -> dict[str, object]:
@@ -89,14 +86,14 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _without_figure(block: object) -> Json:
-    def strip(value: Json) -> Json:
-        if isinstance(value, dict):
-            unsaid = {key for key in ("path", "mark") if value.get(key, "") is None}
-            return {key: strip(item) for key, item in value.items() if key != "figure" and key not in unsaid}
-        return [strip(item) for item in value] if isinstance(value, list) else value
-
-    return strip(clean(block))
+def _without_figure(value: Json) -> Json:
+    """Drops what only the HTML needs: figures, and the colours and marks that a cell does not have."""
+    if isinstance(value, list):
+        return [_without_figure(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    unsaid = {"figure", *(key for key in ("path", "mark") if value.get(key, "") is None)}
+    return {key: _without_figure(item) for key, item in value.items() if key not in unsaid}
 
 
 def _legend(page: Page) -> list[tuple[str, str]]:
