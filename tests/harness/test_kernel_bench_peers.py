@@ -174,7 +174,7 @@ def test_torchs_own_operators_take_our_arguments() -> None:
 
 def test_peers_need_a_gpu_and_every_name_is_found() -> None:
     names = [name for name in registry.implementations() if name not in ("paged", "cascade", "dense")]
-    assert len(names) == 11
+    assert len(names) == 12
     shape = SHAPE._replace(suffix_tokens=0)
     refusals = {name: registry.named(name).unsupported(shape, CPU) for name in names}
     assert {reason for name, reason in refusals.items() if "cascade" not in name} == {"it needs a CUDA GPU"}

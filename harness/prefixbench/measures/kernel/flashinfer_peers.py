@@ -20,7 +20,11 @@ _BACKENDS = ("fa2", "fa3")
 
 
 def implementations() -> tuple[Implementation, ...]:
-    found = [Implementation("flashinfer-decode", Path.STOCK, _unsupported_decode, _decode)]
+    whole = partial(_unsupported_prefix, "fa2", "prefix and suffix")
+    found = [
+        Implementation("flashinfer-decode", Path.STOCK, _unsupported_decode, _decode),
+        Implementation("flashinfer-cascade-decode", Path.CASCADE, whole, _cascade_decode),
+    ]
     for backend in _BACKENDS:
         found += [
             Implementation(
@@ -64,24 +68,29 @@ def _unsupported_prefix(backend: str, needs: str, shape: Shape, device: torch.de
 
 def _decode(inputs: Inputs) -> Prepared:
     """Every request reads its own pages, prefix included (through the L2 where pages are shared)."""
+    tokens = inputs.shape.prefix_tokens + inputs.shape.suffix_tokens
+    run = _own_keys(inputs, inputs.row_slots, tokens)
+    return Prepared(run, _as_result, {"backend": "fa2, tensor cores"})
+
+
+def _own_keys(inputs: Inputs, slots: Tensor, tokens: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     import flashinfer
 
     shape, page = inputs.shape, inputs.shape.page_size
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(_workspace(inputs), "NHD", use_tensor_cores=True)
-    pages = _pages(inputs.row_slots, page)
-    tokens = shape.prefix_tokens + shape.suffix_tokens
     wrapper.plan(
-        *_ragged(pages, tokens, page),
+        *_ragged(_pages(slots, page), tokens, page),
         *(shape.q_heads, shape.kv_heads, shape.head_dim, page),
         q_data_type=inputs.q[0].dtype,
         kv_data_type=inputs.k[0].dtype,
         sm_scale=inputs.scale,
     )
 
-    def run(i: int) -> object:
-        return wrapper.run(inputs.q[i], _cache(inputs, i), return_lse=True)
+    def run(i: int) -> tuple[Tensor, Tensor]:
+        out, lse = wrapper.run(inputs.q[i], _cache(inputs, i), return_lse=True)
+        return out, lse
 
-    return Prepared(run, _as_result, {"backend": "fa2, tensor cores"})
+    return run
 
 
 def _single(backend: str, inputs: Inputs) -> Prepared:
@@ -114,21 +123,33 @@ def _paged(backend: str, inputs: Inputs) -> Prepared:
 
 def _cascade(backend: str, inputs: Inputs) -> Prepared:
     """Two levels and a merge: what `MultiLevelCascadeAttentionWrapper` runs, with the backend chosen."""
-    import flashinfer
-
     shape, page = inputs.shape, inputs.shape.page_size
     workspace = _workspace(inputs)
     prefix = _prefix_pass(backend, inputs, workspace)
     rows = torch.arange(shape.batch + 1, dtype=torch.int32, device=inputs.device)
     suffix_pages = _pages(inputs.suffix_slots, page)
     suffix = _prefill(backend, inputs, workspace, rows, _ragged(suffix_pages, shape.suffix_tokens, page))
+    return Prepared(_merged(suffix, prefix), _as_result, {"backend": backend})
 
-    def run(i: int) -> object:
+
+def _cascade_decode(inputs: Inputs) -> Prepared:
+    """The quickest that FlashInfer's parts can be put together: its decode kernel for the suffixes, and a merge."""
+    prefix = _prefix_pass("fa2", inputs, _workspace(inputs))
+    suffix = _own_keys(inputs, inputs.suffix_slots, inputs.shape.suffix_tokens)
+    return Prepared(_merged(suffix, prefix), _as_result, {"backend": "fa2, suffix by decode"})
+
+
+def _merged(
+    suffix: Callable[[int], tuple[Tensor, Tensor]], prefix: Callable[[int], tuple[Tensor, Tensor]]
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    import flashinfer
+
+    def run(i: int) -> tuple[Tensor, Tensor]:
         out, lse = suffix(i)
         flashinfer.merge_state_in_place(out, lse, *prefix(i))
         return out, lse
 
-    return Prepared(run, _as_result, {"backend": backend})
+    return run
 
 
 def _prefix_pass(backend: str, inputs: Inputs, workspace: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
