@@ -1,7 +1,7 @@
 """Build time and size of a report of a thousand records: python tests/report/measure_build.py [FOLDER]
 
-Writes the records of a synthetic sweep to a temporary runs folder, then times what a user waits for: reading them
-back, building the page, writing the files. Prints one JSON object and, with FOLDER, stores it there.
+Writes the records of a synthetic sweep to a temporary runs folder, then times the command as a user waits for it:
+start of Python, reading, building, writing. Prints one JSON object and, with FOLDER, stores it there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,36 +19,31 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prefixbench import store
-from prefixbench.report.build import Selected, build, write
 from report.synthetic import sweep
 
 RECORDS = 1000
+COMMAND = "import sys; from prefixbench.report_cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def main(folder: Path | None) -> None:
     prefixes = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
     records = sweep(prefixes, (1, 4, 8, 16, 32), launches=4)[:RECORDS]
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary, "runs")
+        root, report = Path(temporary, "runs"), Path(temporary, "report")
         for record in records:
             store.save(record, root, {})
+        command = [sys.executable, "-c", COMMAND, str(root), "-o", str(report), "--runs", str(root)]
+        load_average = os.getloadavg()[0]
         started = time.perf_counter()
-        loaded = store.load(str(root), root)
-        read = time.perf_counter()
-        page = build("thousand", Selected(str(root), tuple(loaded)))
-        built = time.perf_counter()
-        html = write(page, Path(temporary, "report"))
-        written = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         result = {
-            "records": len(loaded),
+            "records": len(records),
             "record_bytes": sum(path.stat().st_size for path in root.rglob("record.json")),
-            "read_s": round(read - started, 2),
-            "build_s": round(built - read, 2),
-            "write_s": round(written - built, 2),
-            "total_s": round(written - started, 2),
-            "html_bytes": html.stat().st_size,
+            "command_s": round(time.perf_counter() - started, 1),
+            "command_cpu_s": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 1),
+            "html_bytes": (report / "index.html").stat().st_size,
             "cpu_count": os.cpu_count(),
-            "load_average": round(os.getloadavg()[0], 1),
+            "load_average_before": round(load_average, 1),
             "python": platform.python_version(),
         }
     text = json.dumps(result, indent=1) + "\n"
