@@ -67,12 +67,12 @@ def attend(
         current = torch.cuda.current_stream(q.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
-            call.prefix(prefix, alone=False)
+            call.prefix(prefix)
         call.suffix()
         current.wait_stream(beside)
     else:
         if prefix:
-            call.prefix(prefix, alone=True)
+            call.prefix(prefix)
         if Pass.SUFFIX in chosen:
             call.suffix()
     if Pass.MERGE in chosen:
@@ -111,12 +111,12 @@ class _Call:
     def write_strides(self) -> tuple[int, ...]:
         return (*self.out.stride()[:2], *(self.lse.stride() if self.lse is not None else (0, 0)))
 
-    def prefix(self, passes: Pass, *, alone: bool) -> None:
+    def prefix(self, passes: Pass) -> None:
         launch = self._prefix_hopper if self._hopper_reason() is None else self._prefix_portable
         if Pass.DENSE in passes:
-            launch("dense", contiguous=True, alone=alone)
+            launch("dense", contiguous=True)
         if Pass.GATHER in passes:
-            launch("gather", contiguous=False, alone=alone)
+            launch("gather", contiguous=False)
 
     def _hopper_reason(self) -> str | None:
         if self.planner.hopper_reason is not None:
@@ -127,7 +127,7 @@ class _Call:
         strides = tuple(tensor.stride() for tensor in tensors)
         return limits.hopper_layout_reason(tuple(self.k.shape), strides, tuple(t.data_ptr() for t in tensors))
 
-    def _prefix_hopper(self, name: str, *, contiguous: bool, alone: bool) -> None:
+    def _prefix_hopper(self, name: str, *, contiguous: bool) -> None:
         from prefixonce.hopper import launch_prefix  # only where wgmma exists
 
         planner, words = self.planner, self.planner.prefix_words
@@ -144,10 +144,9 @@ class _Call:
             item_width=PREFIX_ITEM_WIDTH,
             scale_log2=self.scale_log2,
             v_scale=self.v_scale,
-            launches_early=alone,
         )
 
-    def _prefix_portable(self, name: str, *, contiguous: bool, alone: bool) -> None:  # noqa: ARG002
+    def _prefix_portable(self, name: str, *, contiguous: bool) -> None:
         planner = self.planner
         words, geometry = planner.prefix_words, planner.geometry
         head_dim = planner.spec.head_dim
@@ -185,7 +184,7 @@ class _Call:
             self.out, self.lse, planner.part_out, planner.part_lse,
             prefix["row_tile"], prefix["row_query"], prefix["source_indptr"], prefix["sources"], suffix["indptr"],
             *self.write_strides, planner.suffix_base, spec.num_q_heads,
-            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=4 if is_large else 8,
+            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=2 if is_large else 4,
             WITH_LSE=self.lse is not None, DEPENDENT=self.launches_early,
             num_warps=4 if is_large else 1, launch_pdl=self.launches_early,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 BLOCK_N = 128
 _STAGES = 2
@@ -52,9 +52,7 @@ def _produce_runs(k_desc, v_desc, stride_kh, stride_vh, work, rings, WIDTH: gl.c
     STAGES: gl.constexpr = k_ring.shape[0]
     cta = gl.program_id(0)
     done = 0
-    begin, end = gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)
-    gdc_wait()
-    for index in range(begin, end):
+    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
         _, _, head, first, length, _ = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         for block in range(num_blocks):
@@ -96,9 +94,7 @@ def _produce_slots(k, v, indices, strides, work, slot_ring, rings, WIDTH: gl.con
     keys = gl.arange(0, N, gl.BlockedLayout([1], [32], [4], [0]))
     cta = gl.program_id(0)
     done = 0
-    begin, end = gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)
-    gdc_wait()
-    for index in range(begin, end):
+    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
         _, _, head, first, length, _ = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         k_head = k + head.to(gl.int64) * stride_kh
@@ -152,9 +148,7 @@ def _consume(
     no_scores = gl.zeros([M, N], gl.float32, score_layout)
     cta = gl.program_id(0)
     done = 0
-    begin, end = gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)
-    gdc_wait()
-    for index in range(begin, end):
+    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
         first_member, num_rows, head, _, length, first_row = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         row_mask = query_rows < num_rows
@@ -275,17 +269,12 @@ def launch_prefix(
     item_width: int,
     scale_log2: float,
     v_scale: float,
-    launches_early: bool,
 ) -> None:
-    """One launch over `work` (items, cta_indptr): from contiguous runs, or through slot lists if `indices` is given.
-
-    `launches_early` starts it before the kernel ahead of it in the stream has ended; it then reads the plan alone.
-    """
+    """One launch over `work` (items, cta_indptr): from contiguous runs, or through slot lists if `indices` is given."""
     _prefix_kernel[(num_ctas,)](
         q, k, v, _descriptor(k), _descriptor(v), *partials, group_rows, *work, indices,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], scale_log2, v_scale,
-        GQA=gqa_group, GATHER=indices is not None, STAGES=_STAGES, WIDTH=item_width,
-        num_warps=4, launch_pdl=launches_early,
+        GQA=gqa_group, GATHER=indices is not None, STAGES=_STAGES, WIDTH=item_width, num_warps=4,
     )  # fmt: skip
 
 

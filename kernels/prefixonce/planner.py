@@ -16,7 +16,7 @@ from prefixonce import limits, workplan
 from prefixonce.errors import LayoutError
 from prefixonce.limits import HeadSpec
 from prefixonce.paged import snapshot_kernel
-from prefixonce.step import Choice, DecodeStep
+from prefixonce.step import Choice, DecodeStep, PrefixGroup, Segment
 from prefixonce.workplan import (
     COPY_WIDTH,
     MAX_SEGMENTS,
@@ -44,16 +44,17 @@ class Pass(Flag):
 class Overlap:
     """How prefix arithmetic and suffix traffic share the device while both run; measured on an H200.
 
-    `block_us` is one query tile against one key block on one SM beside the suffix, `item_us` what an item costs besides
-    (queries in, partial out), `cut_us` what is lost when shares end inside a head (the heads of a token are then read
-    at different times), `source_us` one more partial to merge. The suffix pass alone moves `bytes_per_us` and keeps
-    `suffix_sm_share` of the SMs busy.
+    `run_block_us` and `slot_block_us` are one query tile against one key block on one SM beside the suffix, from a
+    contiguous run or through slots; `item_us` is what an item costs besides (queries in, partial out), `cut_us` what is
+    lost when shares end inside a head (the heads of a token are then read at different times), `source_us` one more
+    partial to merge. The suffix pass alone moves `bytes_per_us` and keeps `suffix_sm_share` of the SMs busy.
     """
 
-    block_us: float = 1.5
+    run_block_us: float = 1.5
+    slot_block_us: float = 1.85
     item_us: float = 7.0
     cut_us: float = 16.0
-    source_us: float = 0.15
+    source_us: float = 0.3
     bytes_per_us: float = 3.8e6
     suffix_sm_share: float = 0.68
 
@@ -65,14 +66,18 @@ class Overlap:
         return min(range(step, num_ctas + 1, step), key=lambda ctas: self._both_us(size, suffix_bytes, num_ctas, ctas))
 
     def _both_us(self, size: PrefixSize, suffix_bytes: int, num_ctas: int, ctas: int) -> float:
-        prefix_us = math.ceil(size.blocks / ctas) * self.block_us + math.ceil(size.items / ctas) * self.item_us
-        prefix_us += self.source_us * ctas / size.items
+        prefix_us = math.ceil(size.run_blocks / ctas) * self.run_block_us
+        prefix_us += math.ceil(size.slot_blocks / ctas) * self.slot_block_us
+        prefix_us += math.ceil(size.items / ctas) * self.item_us + self.source_us * ctas / size.items
         if max(size.items, ctas) % min(size.items, ctas):
             prefix_us += self.cut_us
         suffix_us = suffix_bytes / self.bytes_per_us
         beside = min(1.0, (num_ctas - ctas) / num_ctas / self.suffix_sm_share)
         moved = prefix_us * beside / suffix_us
         return max(prefix_us, suffix_us / beside) if moved >= 1.0 else prefix_us + (1.0 - moved) * suffix_us
+
+
+_PORTABLE = Overlap(run_block_us=2.5, slot_block_us=2.7)  # the plain Triton kernel, on the same GPU
 
 
 class _Words:
@@ -150,7 +155,7 @@ class StepPlanner:
         self.passes = Pass(0)
         # Where both passes wait the prefix goes first: its blocks need a whole SM, those of the suffix fit around them.
         self.prefix_stream = torch.cuda.Stream(self.device, priority=-1) if is_cuda else None  # type: ignore[no-untyped-call]
-        self._overlap = overlap or Overlap()
+        self._overlap = overlap or (Overlap() if self.hopper_reason is None else _PORTABLE)
         self._prefix_key: object = None
         self._ctas_key: object = None
         self._ctas = 0
@@ -209,7 +214,8 @@ class StepPlanner:
         token_bytes = 2 * self.spec.num_kv_heads * self.spec.head_dim * (1 if self.spec.kv_dtype == limits.FP8 else 2)
         suffix_bytes = (sum(step.seq_lens) - shared_tokens) * token_bytes
         num_ctas = self._prefix_ctas(size, suffix_bytes)
-        key = (step.batch_size, step.groups, choice.paths, num_ctas)
+        shared = tuple((group.rows, path, _layout(group)) for group, path in workplan.shared_groups(step, choice))
+        key = (step.batch_size, shared, num_ctas)
         if self._prefix is None or key != self._prefix_key:
             prefix = workplan.plan_prefix(step, choice, self.geometry, num_ctas)
             if prefix.partial_rows > self.suffix_base:
@@ -305,3 +311,10 @@ class StepPlanner:
         self.suffix_base = prefix_rows
         self.part_out = fp32(prefix_rows + chunks * spec.num_q_heads, spec.head_dim)
         self.part_lse = fp32(prefix_rows + chunks * spec.num_q_heads)
+
+
+def _layout(group: PrefixGroup) -> tuple[tuple[int, int], ...]:
+    """What a plan knows of a prefix: where its runs lie; slots are read from the table."""
+    return tuple(
+        (piece.start_slot if isinstance(piece, Segment) else -1, piece.length_tokens) for piece in group.pieces
+    )

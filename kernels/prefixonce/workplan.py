@@ -23,7 +23,7 @@ SUFFIX_ITEM_WIDTH = 4  # batch row, first key, keys, 1 if the row has no other p
 COPY_WIDTH = 4  # batch row, first position, tokens, first packed index
 MAX_SEGMENTS = 4  # longer chains are read through slots, which bounds the partials of a row
 _ITEM_COST_BLOCKS = 2.5  # loading a query tile and storing its partial, in units of one key block
-_SOURCE_COST_BLOCKS = 0.1  # one more partial to merge
+_SOURCE_COST_BLOCKS = 0.2  # one more partial to merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,13 @@ class SuffixPlan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSize:
-    """The prefix pass before it is dealt: query tiles, the fewest items, and key blocks summed over the items."""
+    """The prefix pass before it is dealt: query tiles, the fewest items, and key blocks summed over all items, from
+    contiguous runs and through slot lists."""
 
     tiles: int
     items: int
-    blocks: int
+    run_blocks: int
+    slot_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,16 @@ def shared_groups(step: DecodeStep, choice: Choice) -> list[tuple[PrefixGroup, P
 
 
 def prefix_size(step: DecodeStep, choice: Choice, geometry: Geometry) -> PrefixSize:
-    tiles = items = blocks = 0
-    for group, _ in shared_groups(step, choice):
+    tiles = items = run_blocks = slot_blocks = 0
+    for group, path in shared_groups(step, choice):
         group_tiles = _ceil(len(group.rows), geometry.members_per_tile)
         tiles += group_tiles
         items += group_tiles * geometry.num_kv_heads
-        blocks += group_tiles * geometry.num_kv_heads * _ceil(group.prefix_tokens, geometry.block_tokens)
-    return PrefixSize(tiles, items, blocks)
+        run_tokens = group.contiguous_tokens if path is Path.DENSE else 0
+        run_blocks += group_tiles * geometry.num_kv_heads * _ceil(run_tokens, geometry.block_tokens)
+        slot_tokens = group.prefix_tokens - run_tokens
+        slot_blocks += group_tiles * geometry.num_kv_heads * _ceil(slot_tokens, geometry.block_tokens)
+    return PrefixSize(tiles, items, run_blocks, slot_blocks)
 
 
 def plan_prefix(step: DecodeStep, choice: Choice, geometry: Geometry, num_ctas: int) -> PrefixPlan:
