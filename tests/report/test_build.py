@@ -181,6 +181,15 @@ def test_what_was_not_measured_gets_no_headline(label: str) -> None:
     assert page.headline.sentence == "These are not measurements."
 
 
+def test_thousands_of_reasons_do_not_flood_the_page() -> None:
+    reasons = {f"cheapest by the cost model: {i / 10} us": 1 for i in range(1000)}
+    record = serving_record("auto", counter_changes={"reasons": reasons | {"nobody shares a prefix": 9}})
+    found = table(page_of([record]), "reasons")
+    assert len(found.rows) == 40
+    assert found.caption.endswith("the commonest 40 of 1,001 reasons")
+    assert found.rows[0][1].text == "nobody shares a prefix"
+
+
 def test_labels_are_said_in_plain_words(page: Page) -> None:
     names = [name for name, _ in page.badges]
     assert names == ["Ran on a CPU", "Random weights", "Synthetic prompts"]

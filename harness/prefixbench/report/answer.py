@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from prefixbench.analysis.frame import Point
+from prefixbench.case import ServingCase
 from prefixbench.record import Record
 from prefixbench.report import cells, paths
 from prefixbench.report.material import BATCH_TOLERANCE, PLAIN, Material, arm_rank, devices, path_of
@@ -48,7 +49,7 @@ def headline(material: Material) -> Headline:
 
 
 def subtitle(material: Material) -> str:
-    models = sorted({record.case.model for record in material.records if record.case.kind == "serving"})  # type: ignore[union-attr]
+    models = sorted({record.case.model for record in material.records if isinstance(record.case, ServingCase)})
     started = sorted(record.launch.started_at for record in material.records)
     days = f"{started[0][:10]} to {started[-1][:10]}" if started[0][:10] != started[-1][:10] else started[0][:10]
     what = f"Model {listing(models)}" if models else "Single kernels"

@@ -85,9 +85,9 @@ def _waterfall(material: Material, point: Point, rungs: Sequence[Rung], result: 
     )
 
 
-def _share_table(result: Attribution, id: str) -> Table:  # noqa: A002
+def _share_table(result: Attribution, name: str) -> Table:
     return cells.table(
-        id,
+        name,
         f"Shares of the gain of {result.top} over {result.baseline}, yardstick: {result.yardstick}",
         ("path", "added to", "share", "95% interval", "its kernels ran on", "method"),
         [

@@ -46,7 +46,7 @@ def interval(
 
 
 def table(
-    id: str,  # noqa: A002
+    name: str,
     caption: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[Cell]],
@@ -57,7 +57,7 @@ def table(
     body = tuple(tuple(row) for row in rows)
     fold = len(body) > _LONGEST_OPEN_TABLE if folded is None else folded
     numeric = [bool(body) and all(_is_numeric(row[i]) for row in body) for i in range(len(columns))]
-    return Table(id, caption, tuple(Column(name, numeric[i]) for i, name in enumerate(columns)), body, fold)
+    return Table(name, caption, tuple(Column(name, numeric[i]) for i, name in enumerate(columns)), body, fold)
 
 
 def _is_numeric(cell: Cell) -> bool:

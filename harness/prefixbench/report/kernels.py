@@ -104,7 +104,7 @@ def _known(values: pd.Series[float]) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def launch_table(id: str, caption: str, found: list[Launches], records: tuple[Record, ...]) -> Table:  # noqa: A002
+def launch_table(name: str, caption: str, found: list[Launches], records: tuple[Record, ...]) -> Table:
     """Bytes and microseconds of one launch, for every shape."""
     failed = {r.record_id for r in records if r.status != "ok"}
     columns = ("shape", "kernel", "layout", "L2", "µs", "95% interval", "modelled bytes", "DRAM read", "L2 read")
@@ -124,7 +124,7 @@ def launch_table(id: str, caption: str, found: list[Launches], records: tuple[Re
         ]
         for one in found
     ]
-    return cells.table(id, caption, (*columns, "of copy bandwidth", "beware"), rows)
+    return cells.table(name, caption, (*columns, "of copy bandwidth", "beware"), rows)
 
 
 NO_COUNTERS = "no hardware counters were read for it"

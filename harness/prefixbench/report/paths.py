@@ -7,6 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from prefixbench.analysis.frame import KERNELS, Point
+from prefixbench.case import ServingCase
 from prefixbench.record import ServingMeasurement
 from prefixbench.report import bars, cells, figures
 from prefixbench.report.material import Material, arm_rank, path_of
@@ -15,6 +16,7 @@ from prefixbench.report.words import percent
 
 _TITLE, _QUESTION = "Which path really ran", "Did the kernels that were asked for serve the steps?"
 _MOST_BARS = 40
+_MOST_REASONS = 40
 
 
 def violations(material: Material) -> tuple[str, ...]:
@@ -107,14 +109,18 @@ def _over_time(material: Material) -> list[Block]:
 def _reasons(material: Material) -> list[Block]:
     tally: Counter[tuple[str, str]] = Counter()
     for record in material.records:
-        if isinstance(record.measurement, ServingMeasurement):
-            for block in record.measurement.blocks:
-                for reason, steps in ((block.counters and block.counters.reasons) or {}).items():
-                    tally[record.case.path if record.case.kind == "serving" else "", reason] += steps  # type: ignore[union-attr]
+        if not isinstance(record.case, ServingCase) or not isinstance(record.measurement, ServingMeasurement):
+            continue
+        for block in record.measurement.blocks:
+            for reason, steps in ((block.counters and block.counters.reasons) or {}).items():
+                tally[record.case.path, reason] += steps
     if not tally:
         return []
+    shown = tally.most_common(_MOST_REASONS)
+    rest = f", the commonest {len(shown)} of {len(tally):,} reasons" if len(shown) < len(tally) else ""
     body = [
         [cells.path(path), cells.text(reason), cells.amount(steps)]
-        for (path, reason), steps in sorted(tally.items(), key=lambda item: (arm_rank(item[0][0]), -item[1]))
+        for (path, reason), steps in sorted(shown, key=lambda item: (arm_rank(item[0][0]), -item[1]))
     ]
-    return [cells.table("reasons", "Why the dispatcher chose as it did", ("path", "reason", "group steps"), body)]
+    caption = f"Why the dispatcher chose as it did{rest}"
+    return [cells.table("reasons", caption, ("path", "reason", "group steps"), body)]

@@ -123,9 +123,9 @@ def flow_section(records: Sequence[Record]) -> Section:
     return Section("placement", title, question, finding, tuple(blocks))
 
 
-def _absent(id: str, title: str, question: str) -> Section:  # noqa: A002
+def _absent(name: str, title: str, question: str) -> Section:
     reason = "no record of this selection carries a placement trace (launches without the plugin have none)"
-    return Section(id, title, question, "Nothing was recorded about placement.", (Note("missing", f"{reason}."),))
+    return Section(name, title, question, "Nothing was recorded about placement.", (Note("missing", f"{reason}."),))
 
 
 def _fragmentation(runs: Sequence[PoolRun]) -> tuple[int, int, float | None] | None:

@@ -27,8 +27,8 @@ def results_section(material: Material) -> Section:
     return Section("results", _TITLE, _QUESTION, _finding(material), tuple(blocks))
 
 
-def _switched(id: str, label: str, charts: list[tuple[str, Chart]]) -> list[Block]:  # noqa: A002
-    return [charts[0][1]] if len(charts) == 1 else [Switch(id, label, tuple(charts), group="family")]
+def _switched(name: str, label: str, charts: list[tuple[str, Chart]]) -> list[Block]:
+    return [charts[0][1]] if len(charts) == 1 else [Switch(name, label, tuple(charts), group="family")]
 
 
 def speedups(material: Material) -> list[tuple[Point, str, Interval]]:
@@ -161,8 +161,8 @@ def _tpot(material: Material, family: Family, index: int) -> Chart:
     )
 
 
-def _table(id: str, caption: str, columns: tuple[str, ...], rows: list[list[Cell]]) -> Table:  # noqa: A002
-    return cells.table(id, caption, columns, rows, folded=False)
+def _table(name: str, caption: str, columns: tuple[str, ...], rows: list[list[Cell]]) -> Table:
+    return cells.table(name, caption, columns, rows, folded=False)
 
 
 def _series(
