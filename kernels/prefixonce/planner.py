@@ -212,7 +212,7 @@ class StepPlanner:
         size = workplan.prefix_size(step, choice, self.geometry)
         shared_tokens = sum(len(group.rows) * group.prefix_tokens for group, _ in workplan.shared_groups(step, choice))
         token_bytes = 2 * self.spec.num_kv_heads * self.spec.head_dim * (1 if self.spec.kv_dtype == limits.FP8 else 2)
-        suffix_bytes = (sum(step.seq_lens) - shared_tokens) * token_bytes
+        suffix_bytes = max(0, sum(step.seq_lens) - shared_tokens) * token_bytes
         num_ctas = self._prefix_ctas(size, suffix_bytes)
         shared = tuple((group.rows, path, _layout(group)) for group, path in workplan.shared_groups(step, choice))
         key = (step.batch_size, shared, num_ctas)

@@ -19,6 +19,7 @@ def interpreted(monkeypatch):
 
     from prefixonce import attend, cascade, merge, paged, planner
 
+    monkeypatch.setattr(attend, "_LARGE_MERGE_ROWS", 0)  # fewer programs, each of which costs milliseconds here
     for module in (language, standard, merge, paged, cascade, planner, attend):
         for name, value in list(vars(module).items()):
             if isinstance(value, JITFunction):

@@ -83,11 +83,19 @@ def test_heads_keep_their_place_whatever_the_split(device, mode, split_tokens):
     assert_rows(out, share[:, None] * values.repeat_interleave(4)[None, :], atol=8e-3)
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(1, (40, 8)), (17, (7, 1)), (3, (14, 2)), (3, (64, 4)), (8, (9, 3))])
+def test_group_sizes_that_fill_no_tile(device, heads, batch):
+    check_heads(device, heads, batch)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(40, 8), (28, 4), (14, 2), (64, 4), (9, 3), (12, 2), (32, 32)])
 @pytest.mark.parametrize("batch", [1, 3, 8, 17])
-def test_group_sizes_that_fill_no_tile(device, heads, batch):
-    if device == "cpu" and (batch, heads) not in {(1, (40, 8)), (17, (7, 1)), (3, (14, 2)), (3, (64, 4)), (8, (9, 3))}:
-        pytest.skip("the interpreter runs a few of them")
+def test_all_group_sizes(heads, batch):
+    check_heads("cuda", heads, batch)
+
+
+def check_heads(device, heads, batch):
     q_heads, kv_heads = heads
     problem = uniform(build(shared(batch, 256, 3, q_heads=q_heads, kv_heads=kv_heads), device))
     problem.v[problem.slots[0][:256]] = torch.arange(1.0, kv_heads + 1, device=device).half()[None, :, None]
