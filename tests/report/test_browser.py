@@ -266,6 +266,17 @@ def test_a_phone_never_scrolls_sideways(fresh: Tab) -> None:
     assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_charts_follow_the_width_of_the_window_and_keep_their_height(fresh: Tab) -> None:
+    sizes = """[...document.querySelectorAll('.plot')].filter(p => p.offsetParent).map(
+        p => [p.clientWidth, p.querySelector('.main-svg').clientWidth, p.querySelector('.main-svg').clientHeight])"""
+    before = fresh.evaluate(sizes)
+    fresh.set_viewport_size(PHONE)
+    fresh.wait_for_timeout(500)
+    after = fresh.evaluate(sizes)
+    assert all(drawn == box <= PHONE["width"] for box, drawn, _ in after)
+    assert all(new >= old > 150 for (_, _, old), (_, _, new) in zip(before, after, strict=True))
+
+
 def test_without_javascript_the_numbers_are_there(chromium: Browser, file: Path, page: Page) -> None:
     context = chromium.new_context(java_script_enabled=False, offline=True)
     tab = context.new_page()

@@ -288,7 +288,8 @@ def test_a_comparison_carries_the_verdict_of_the_gate() -> None:
     assert "Outcome of the gate: pass (exit code 0)" in gate.finding
     gate = next(s for s in page_of(slower, before).sections if s.id == "gate")
     assert "Outcome of the gate: not comparable (exit code 3)" in gate.finding
-    assert any(isinstance(block, Note) and block.tone == "warning" for block in gate.blocks)
+    reasons = next(block for block in gate.blocks if isinstance(block, Table) and block.id == "reasons-of-gate")
+    assert any("GPU" in row[0].text for row in reasons.rows), "the builder's default machine has another GPU"
 
 
 def test_a_failure_without_case_peers_does_not_break_the_page() -> None:

@@ -183,7 +183,8 @@ def tile_map(tiles: Sequence[Tile], x: Axis, y: Axis) -> Figure:
 class Change:
     """A relative change with its interval; `colour` is the role of its verdict."""
 
-    label: str
+    metric: str
+    case: str
     change: float
     low: float | None
     high: float | None
@@ -197,7 +198,7 @@ def changes(rows: Sequence[Change], margin: float) -> Figure:
             "type": "scatter",
             "mode": "markers",
             "x": [row.change],
-            "y": [plain(row.label)],
+            "y": [f"{plain(row.metric)}<br>{plain(row.case)}"],
             "showlegend": False,
             "marker": {"color": f"${row.colour}", "size": 9},
             "error_x": {"type": "data", "symmetric": False, "color": f"${row.colour}", "thickness": 1.5, "width": 4}
@@ -205,7 +206,7 @@ def changes(rows: Sequence[Change], margin: float) -> Figure:
                 "array": [None if row.high is None else row.high - row.change],
                 "arrayminus": [None if row.low is None else row.change - row.low],
             },
-            "hovertemplate": f"%{{x:+.1%}}<extra>{plain(row.label)}</extra>",
+            "hovertemplate": f"%{{x:+.1%}}<extra>{plain(row.metric)}</extra>",
         }
         for row in rows
     ]
@@ -215,7 +216,7 @@ def changes(rows: Sequence[Change], margin: float) -> Figure:
         for at, dash in ((0.0, "solid"), (margin, "dot"))
     ]
     layout: dict[str, Json] = {
-        "height": 90 + 24 * len(rows),
+        "height": 90 + 34 * len(rows),
         "shapes": lines,
         "xaxis": {"title": {"text": "change"}, "tickformat": "+.0%"},
         "yaxis": {"type": "category", "autorange": "reversed"},

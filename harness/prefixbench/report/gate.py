@@ -20,7 +20,7 @@ _OUTCOMES = {
 }
 # Enough to see whether the gate keeps its promise; `prefixbench gate --self-test` runs all scenarios at full size.
 _SELF_TEST_DRAWS = 400
-_MOST_BARS = 40
+_MOST_BARS = 25
 _STATUS_COLOUR = {"regressed": "bad", "improved": "good", "undecided": "muted", "ok": "ink"}
 
 
@@ -30,9 +30,8 @@ def gate_section(baseline: Sequence[Record] | None, candidate: Sequence[Record],
         return Section("gate", _TITLE, _QUESTION, "This was not asked.", (Note("missing", why),))
     config = GateConfig()
     result = evaluate(baseline, candidate, config)
-    blocks: list[Block] = [Note("warning" if result.outcome != "pass" else "info", reason) for reason in result.reasons]
-    blocks += _chart(result)
-    blocks += [Note("info", note) for note in result.notes]
+    blocks: list[Block] = [*_lines("reasons-of-gate", "Why", result.reasons), *_chart(result)]
+    blocks += _lines("notes-of-gate", "Also seen", result.notes)
     blocks.append(_error_rates([simulate(scenario, config.rule, _SELF_TEST_DRAWS) for scenario in _SCENARIOS]))
     finding = (
         f"{_OUTCOMES[result.outcome]} Outcome of the gate: {result.outcome} (exit code {EXIT_CODES[result.outcome]}); "
@@ -44,10 +43,15 @@ def gate_section(baseline: Sequence[Record] | None, candidate: Sequence[Record],
 _SCENARIOS = (UNCHANGED[0], SLOWER[0], *(s for s in SLOWER if s.size == -0.5 and s.plant == "primary"))
 
 
+def _lines(name: str, caption: str, lines: Sequence[str]) -> list[Block]:
+    """Sentences one below the other; folded when there are many."""
+    return [cells.table(name, caption, ("reason",), [[cells.text(line)] for line in lines])] if lines else []
+
+
 def _chart(result: GateResult) -> list[Block]:
     if not result.rows:
         return []
-    known = [row for row in result.rows if row.change is not None][:_MOST_BARS]
+    known = sorted((row for row in result.rows if row.change is not None), key=lambda row: row.change or 0.0)
     table = _table(result.rows)
     if not known:
         return [table]
@@ -60,15 +64,14 @@ def _chart(result: GateResult) -> list[Block]:
             alt=f"Changes with intervals, oriented so that negative is worse for every metric: {said}.",
             figure=bars.changes(
                 [
-                    bars.Change(
-                        f"{row.metric} · {row.case}", row.change or 0.0, row.low, row.high, _STATUS_COLOUR[row.status]
-                    )
-                    for row in known
+                    bars.Change(row.metric, row.case, row.change or 0.0, row.low, row.high, _STATUS_COLOUR[row.status])
+                    for row in known[:_MOST_BARS]
                 ],
                 -result.config.rule.margin,
             ),
             table=table,
-            caption="Oriented so that negative is worse, also for times. Dotted: the regression that is tolerated.",
+            caption="Oriented so that negative is worse, also for times. Dotted: the regression that is tolerated."
+            + (f" The worst {_MOST_BARS} of {len(known)}; the table has all." if len(known) > _MOST_BARS else ""),
         )
     ]
 

@@ -22,9 +22,10 @@ const merged = (base, extra) => {
 const show = (target, figure) => {
   const font = { family: getComputedStyle(document.body).fontFamily, color: "$ink", size: 13 };
   const layout = merged({ ...LAYOUT, font, height: 340 }, figure.layout);
-  if (printing) layout.width = PRINT_WIDTH;
+  layout.width = printing ? PRINT_WIDTH : target.clientWidth;
+  const narrow = layout.width < 480 ? { tickfont: { size: 10 } } : {};
   for (const key of Object.keys(layout)) {
-    if (/^[xy]axis/.test(key)) layout[key] = merged(AXIS, layout[key]);
+    if (/^[xy]axis/.test(key)) layout[key] = merged(merged(AXIS, narrow), layout[key]);
   }
   for (const key of ["xaxis", "yaxis"]) layout[key] ??= AXIS;
   // On a phone the legend wraps: the chart grows by its rows, so that the plot itself keeps its height.
@@ -32,7 +33,8 @@ const show = (target, figure) => {
   const rows = Math.ceil(named / Math.max(1, Math.floor(target.clientWidth / 170)));
   if (layout.showlegend !== false && named > 1) layout.height += 20 * (rows - 1);
   // Plotly writes into what it is given: it gets a copy, the payload stays as embedded.
-  Plotly.react(target, themed(figure.data), themed(layout), { displayModeBar: false, responsive: true });
+  target.style.height = `${layout.height}px`;
+  Plotly.react(target, themed(figure.data), themed(layout), { displayModeBar: false });
 };
 
 const draw = (target) => show(target, payload.figures[target.dataset.figure]);
@@ -49,6 +51,12 @@ const setUpCharts = () => {
   const visible = () => each(".plot[data-figure]", (target) => { if (target.offsetParent) draw(target); });
   visible();
   redraws.push(visible);
+  let width = innerWidth; // a phone's address bar changes the height all the time; only the width matters
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    requestAnimationFrame(redraw);
+  });
   each("[data-switch]", (box) => box.addEventListener("change", (event) => {
     const chosen = [...box.querySelectorAll("input")].indexOf(event.target);
     choose(box, chosen);
