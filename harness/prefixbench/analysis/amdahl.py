@@ -56,7 +56,7 @@ def check(point: Point, path: str, baseline: str = "stock+plugin") -> AmdahlChec
     The share comes from the baseline's attention time over its decode time, the kernel speed-up from both paths'
     attention time per step. Prefix attention alone is used where both paths timed it.
     """
-    rows = {arm: point.rows[point.rows["arm"] == arm] for arm in (path, baseline)}
+    rows = {arm: point.of_arm(arm) for arm in (path, baseline)}
     for arm, found in rows.items():
         if found.empty:
             return f"{arm} was not measured at this point"

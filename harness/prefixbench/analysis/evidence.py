@@ -39,11 +39,20 @@ class Evidence:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Evidence:
+        """What of `records` is a measurement."""
         return cls(tuple(r for r in records if not set(r.labels) & set(NOT_MEASUREMENTS)))
 
     @cached_property
+    def blocks(self) -> pd.DataFrame:
+        return frame.blocks(self.records, exclude=frame.UNTRUSTWORTHY)
+
+    @cached_property
+    def launches(self) -> pd.DataFrame:
+        return frame.launches(self.blocks)
+
+    @cached_property
     def points(self) -> list[Point]:
-        return list(frame.points(frame.launches(frame.blocks(self.records, exclude=frame.UNTRUSTWORTHY))))
+        return list(frame.points(self.launches))
 
     @cached_property
     def kernels(self) -> pd.DataFrame:

@@ -9,8 +9,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, median
 
+import numpy as np
 import pandas as pd
 
 from prefixbench.analysis.metrics import block_metrics
@@ -83,20 +85,29 @@ def launches(block_rows: pd.DataFrame) -> pd.DataFrame:
     """
     if block_rows.empty:
         return block_rows
-    rows = []
-    for _, group in block_rows.groupby("record_id", sort=False):
-        used = group[~group["excluded"]]
-        row = {name: group.iloc[0][name] for name in _IDENTITY}
-        row |= {name: used[name].mean() for name in _AVERAGED}
-        totals = {name: float(used[name].sum(min_count=1)) for name in (*_step_columns(), *_TIMES)}
-        row |= {name: used[name].sum() for name in ("completed", "failed", "warmup_in_flight")}
-        row |= totals | _step_shares(totals)
-        row["blocks_used"], row["blocks_excluded"] = len(used), len(group) - len(used)
-        row["flags"] = tuple(dict.fromkeys(flag for flags in group["flags"] for flag in flags))
-        row["exclusions"] = tuple(dict.fromkeys(reason for reason in group["exclusion"] if reason))
-        row["cache_state"] = "; ".join(dict.fromkeys(used["cache_state"]))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    everything = block_rows.groupby("record_id", sort=False)
+    used = block_rows[~block_rows["excluded"]].groupby("record_id", sort=False)
+    rows = block_rows.drop_duplicates("record_id")[list(_IDENTITY)].set_index("record_id", drop=False)
+    averaged, counted = list(_AVERAGED), ["completed", "failed", "warmup_in_flight"]
+    totals = [*_step_columns(), *_TIMES]
+    rows[averaged] = used[averaged].mean()
+    rows[totals] = used[totals].sum(min_count=1)
+    rows[counted] = used[counted].sum().reindex(rows.index, fill_value=0)
+    steps = rows[list(_step_columns())]
+    whole = steps.sum(axis=1, skipna=False)
+    for kernel in KERNELS:
+        rows[f"share_{kernel}"] = (steps[f"steps_{kernel}"] / whole).where(whole > 0)
+    rows["blocks_used"] = used.size().reindex(rows.index, fill_value=0)
+    rows["blocks_excluded"] = everything.size() - rows["blocks_used"]
+    rows["flags"] = pd.Series(
+        {key: tuple(dict.fromkeys(f for some in flags for f in some)) for key, flags in everything["flags"]}
+    )
+    rows["exclusions"] = pd.Series(
+        {key: tuple(dict.fromkeys(reason for reason in why if reason)) for key, why in everything["exclusion"]}
+    )
+    states = {key: "; ".join(dict.fromkeys(found)) for key, found in used["cache_state"]}
+    rows["cache_state"] = [states.get(key, "") for key in rows.index]
+    return rows.reset_index(drop=True)
 
 
 def kernels(records: Sequence[Record]) -> pd.DataFrame:
@@ -163,18 +174,25 @@ class Point:
 
     @property
     def arms(self) -> list[str]:
-        return list(dict.fromkeys(self.rows["arm"]))
+        return list(self._by_arm)
+
+    @cached_property
+    def _by_arm(self) -> dict[str, pd.DataFrame]:
+        return {str(arm): rows for arm, rows in self.rows.groupby("arm", sort=False)}
+
+    def of_arm(self, arm: str) -> pd.DataFrame:
+        """Launch rows of one arm; empty when it was not measured here."""
+        return self._by_arm.get(arm, self.rows.iloc[:0])
 
     def sample(self, arm: str, metric: str = "decode_tok_s") -> Sample:
-        return sample(self.rows[self.rows["arm"] == arm], metric)
+        return sample(self.of_arm(arm), metric)
 
     def step_shares(self, arm: str) -> dict[str, float] | None:
         """Share of decode steps each kernel served over all launches of the arm; None without counters."""
-        steps = self.rows.loc[self.rows["arm"] == arm, list(_step_columns())].sum(min_count=1)
-        total = steps.sum(min_count=1)
-        if not total > 0:
+        steps = np.nansum(self.of_arm(arm)[list(_step_columns())].to_numpy(dtype=float), axis=0)
+        if not steps.sum() > 0:
             return None
-        return {kernel: float(steps[f"steps_{kernel}"] / total) for kernel in KERNELS}
+        return dict(zip(KERNELS, (steps / steps.sum()).tolist(), strict=True))
 
     def record_ids(self, *arms: str) -> tuple[str, ...]:
         chosen = self.rows[self.rows["arm"].isin(arms or self.arms)]
@@ -197,8 +215,8 @@ def points(launch_rows: pd.DataFrame) -> Iterator[Point]:
 
 def sample(rows: pd.DataFrame, metric: str = "decode_tok_s") -> Sample:
     """Launch id -> value, launches without a value left out."""
-    valid = rows[rows[metric].notna()]
-    return dict(zip(valid["launch_id"], valid[metric].astype(float), strict=True))
+    values = zip(rows["launch_id"], rows[metric], strict=True)
+    return {str(launch): float(value) for launch, value in values if not math.isnan(value)}
 
 
 def arm_name(case: ServingCase) -> str:

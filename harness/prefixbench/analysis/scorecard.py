@@ -33,9 +33,11 @@ class ScoreRow:
         return self.finding.verdict
 
 
-def scorecard(records: Sequence[Record], claims: Sequence[Claim] | None = None) -> list[ScoreRow]:
-    """One row per claim, in order; `claims` default to conf/claims.yaml."""
-    evidence = Evidence.of(records)
+def scorecard(
+    records: Sequence[Record], claims: Sequence[Claim] | None = None, evidence: Evidence | None = None
+) -> list[ScoreRow]:
+    """One row per claim, in order; `claims` default to conf/claims.yaml, `evidence` saves framing the records again."""
+    evidence = evidence or Evidence.of(records)
     return [ScoreRow(claim, JUDGES[claim.claim_id](claim, evidence)) for claim in claims or load_claims()]
 
 

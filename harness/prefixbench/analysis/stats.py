@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -155,9 +156,8 @@ def launches_needed(sd: float, half_width: float, confidence: float = CONFIDENCE
     """Launches after which a mean of this sd has an interval of +- half_width; None beyond ten thousand."""
     if sd == 0:
         return 2
-    n = np.arange(2, MOST_LAUNCHES)
-    reached = stats.t.isf((1 - confidence) / 2, n - 1) * sd / np.sqrt(n) <= half_width
-    return int(n[np.argmax(reached)]) if reached.any() else None
+    reached = _half_widths(confidence) * sd <= half_width
+    return int(np.argmax(reached)) + 2 if reached.any() else None
 
 
 def instability(values: Sequence[float], target: float = STABLE_HALF_WIDTH) -> str | None:
@@ -257,5 +257,13 @@ def _no_launch(method: str, confidence: float) -> Interval:
     return Interval(None, None, None, 0, None, method, confidence, "no launch")
 
 
+@lru_cache
+def _half_widths(confidence: float) -> Array:
+    """Half width of the interval of a mean in standard deviations, for 2, 3, ... launches."""
+    n = np.arange(2, MOST_LAUNCHES)
+    return np.asarray(stats.t.isf((1 - confidence) / 2, n - 1) / np.sqrt(n), dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
 def _t(confidence: float, df: float) -> float:
     return float(stats.t.isf((1 - confidence) / 2, df))

@@ -40,7 +40,7 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
     command = ["prefixbench", "report", *selected.selector.split(), "-o", f"reports/{name}"]
     if compared is not None:
         command += ["--compare", compared.selector]
-    claims = scorecard(selected.records)
+    claims = scorecard(selected.records, evidence=None if material.invented else material.evidence)
     sections = (
         answer.answer_section(material),
         memory_section(selected.records),

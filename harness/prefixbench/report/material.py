@@ -12,7 +12,7 @@ import pandas as pd
 
 from prefixbench.analysis import frame
 from prefixbench.analysis.attribution import MIN_ACTIVE_SHARE, RUNS_AS, Rung
-from prefixbench.analysis.evidence import NOT_MEASUREMENTS
+from prefixbench.analysis.evidence import NOT_MEASUREMENTS, Evidence
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Interval, Sample, instability, mean_interval, ratio
 from prefixbench.case import ServingCase
@@ -54,6 +54,7 @@ class Material:
     def __init__(self, records: Sequence[Record], selector: str) -> None:
         self.records = tuple(records)
         self.selector = selector
+        self.evidence = Evidence(self.records)
         self._step_shares: dict[tuple[int, str], Mapping[str, float] | None] = {}
 
     @property
@@ -61,22 +62,23 @@ class Material:
         """Labels that say that nothing was measured; what they stand on is shown, never claimed."""
         return tuple(sorted({label for record in self.records for label in record.labels} & set(NOT_MEASUREMENTS)))
 
-    @cached_property
+    @property
     def blocks(self) -> pd.DataFrame:
-        return frame.blocks(self.records, exclude=frame.UNTRUSTWORTHY)
+        return self.evidence.blocks
 
-    @cached_property
+    @property
     def launches(self) -> pd.DataFrame:
-        return frame.launches(self.blocks)
+        return self.evidence.launches
 
-    @cached_property
+    @property
     def kernels(self) -> pd.DataFrame:
-        return frame.kernels(self.records)
+        return self.evidence.kernels
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        found = frame.points(self.launches)
-        return tuple(sorted(found, key=lambda p: (_int(p, "prefix_tokens"), _int(p, "concurrency"), p.variant)))
+        return tuple(
+            sorted(self.evidence.points, key=lambda p: (_int(p, "prefix_tokens"), _int(p, "concurrency"), p.variant))
+        )
 
     @cached_property
     def families(self) -> tuple[Family, ...]:
