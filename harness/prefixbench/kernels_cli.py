@@ -19,7 +19,7 @@ from prefixbench.config import config_dir
 from prefixbench.kernels_config import KernelsConfig
 from prefixbench.measures.kernel.inputs import Shape
 from prefixbench.overrides import one_line_errors
-from prefixbench.record import KernelMeasurement, Record
+from prefixbench.record import Correctness, KernelMeasurement, Record
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,8 +99,13 @@ def _cells(record: Record, measured: KernelMeasurement) -> list[str]:
         _number(rate / 1e9 if rate else None),
         f"{rate / copy:.0%}" if rate and copy else "-",
         _number(counted / 1e6 if counted is not None else None),
-        f"{correct.max_abs_error:.1e} / {correct.bound:.1e}" if correct else "-",
+        _error(correct) if correct else "-",
     ]
+
+
+def _error(correct: Correctness) -> str:
+    error = "not finite" if correct.max_abs_error is None else f"{correct.max_abs_error:.1e}"
+    return f"{error} / {correct.bound:.1e}"
 
 
 def _shape(record: Record) -> Shape:

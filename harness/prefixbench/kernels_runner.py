@@ -29,7 +29,17 @@ from prefixbench.measures.kernel.inputs import Shape, make_inputs, sets_for_cold
 from prefixbench.measures.kernel.timing import Clock, GraphClock, HostClock, TimingPlan
 from prefixbench.measures.kernel.worker import Job as WorkerJob
 from prefixbench.measures.kernel.worker_process import compile_ahead
-from prefixbench.record import SCHEMA_VERSION, Failure, KernelMeasurement, Launch, Record, Status, Telemetry, Traffic
+from prefixbench.record import (
+    SCHEMA_VERSION,
+    Correctness,
+    Failure,
+    KernelMeasurement,
+    Launch,
+    Record,
+    Status,
+    Telemetry,
+    Traffic,
+)
 from prefixbench.telemetry import Sampler, clock_flags
 
 Say = Callable[[str], None]
@@ -202,10 +212,7 @@ class _KernelRun:
         case = case_of(name, shape, self._device)
         failure = outcome.failure
         if failure is None and outcome.correctness is not None and not outcome.correctness.passed:
-            error, bound = outcome.correctness.max_abs_error, outcome.correctness.bound
-            failure = Failure(
-                "wrong-result", f"{name}: largest error {error:.3g} against the oracle, bound {bound:.3g}"
-            )
+            failure = Failure("wrong-result", f"{name}: {_errors(outcome.correctness)}")
         labels = [] if traffic else ["modelled-bytes"]
         if self._device.type == "cpu":
             labels.append("cpu")
@@ -278,3 +285,14 @@ def _measurement(
 
 def _clocks_mhz(telemetry: Sequence[Telemetry]) -> list[int]:
     return [s.sm_clock_mhz for watched in telemetry for s in watched.samples if s.sm_clock_mhz is not None]
+
+
+def _errors(found: Correctness) -> str:
+    said = f"largest error {_figure(found.max_abs_error)} against the oracle, bound {found.bound:.3g}"
+    if found.lse_bound is None:
+        return said
+    return f"{said}; of the LSE {_figure(found.lse_error)}, bound {found.lse_bound:.3g}"
+
+
+def _figure(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.3g}"

@@ -205,12 +205,18 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Correctness:
-    """Largest absolute error against the fp64 oracle, and the bound that followed from the dtype."""
+    """Largest absolute error against the fp64 oracle, and the bound that followed from the dtype.
 
-    max_abs_error: float
+    `max_abs_error` is None when the output holds NaN or infinity. `lse_error` is of the natural-log LSE; None when it
+    is not finite, when the implementation returns none, and in records from before it was kept.
+    """
+
+    max_abs_error: float | None
     bound: float
     passed: bool
     oracle: str
+    lse_error: float | None = None
+    lse_bound: float | None = None
 
 
 @dataclass(frozen=True)

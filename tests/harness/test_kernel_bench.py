@@ -22,7 +22,7 @@ from prefixbench.measures.kernel import registry
 from prefixbench.measures.kernel.cell import Outcome, measure_cell
 from prefixbench.measures.kernel.implementation import Implementation, Prepared, Result, work_of
 from prefixbench.measures.kernel.inputs import LAYOUTS, Shape, make_inputs, sets_for_cold_l2
-from prefixbench.measures.kernel.oracle import judge, oracle
+from prefixbench.measures.kernel.oracle import LSE_BOUND, judge, oracle
 from prefixbench.measures.kernel.timing import HostClock, Replay, TimingPlan, launch_order, time_in_turns
 from prefixbench.record import KernelMeasurement
 from prefixonce import Path as StepPath
@@ -148,7 +148,13 @@ def test_the_judge_sees_planted_faults_and_forgives_rounding(fault: str) -> None
         noisy = truth.out * (1 + 2**-9 * torch.sign(torch.randn_like(truth.out)))
         assert judge(Result(noisy.to(torch.bfloat16), good.lse), truth).passed
         return
-    assert not judge(bad, truth).passed
+    verdict = judge(bad, truth)
+    assert not verdict.passed
+    # A record cannot hold NaN: what is not finite is None, and what is wrong says by how much.
+    assert (verdict.max_abs_error is None) is (fault == "nan")
+    if fault == "lse in base 2":
+        assert verdict.lse_error is not None
+        assert verdict.lse_error > LSE_BOUND
 
 
 def test_implementations_take_turns_and_samples_are_per_launch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from prefixbench.measures.kernel.implementation import Result
@@ -35,6 +37,13 @@ def judge(result: Result, truth: Partial) -> Correctness:
     fails as well. Products of rounded probabilities stay under one such unit, a lost or doubled page does not."""
     bound = 2 * torch.finfo(result.out.dtype).eps * float(truth.out.abs().max())
     error = float((result.out.double() - truth.out).abs().max())
-    is_lse_right = result.lse is None or float((result.lse.double() - truth.lse).abs().max()) <= LSE_BOUND
-    is_finite = bool(torch.isfinite(result.out).all())
-    return Correctness(error if is_finite else float("inf"), bound, is_finite and error <= bound and is_lse_right, NAME)
+    lse_error = None if result.lse is None else float((result.lse.double() - truth.lse).abs().max())
+    # A comparison with NaN is false, so what is not finite fails.
+    return Correctness(
+        max_abs_error=error if math.isfinite(error) else None,
+        bound=bound,
+        passed=error <= bound and (lse_error is None or lse_error <= LSE_BOUND),
+        oracle=NAME,
+        lse_error=lse_error if lse_error is not None and math.isfinite(lse_error) else None,
+        lse_bound=None if lse_error is None else LSE_BOUND,
+    )
