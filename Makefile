@@ -21,6 +21,7 @@ setup: $(STAMP)             ## create the environment from the lock (first time 
 $(STAMP): requirements.lock pyproject.toml kernels/platform-cpu/pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null   # a .venv made by other tools
 	$(BIN)/python -m pip install -q --disable-pip-version-check "uv==0.13.9"
 	$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e . -e kernels/platform-cpu
