@@ -25,6 +25,7 @@ class Counters:
 
     steps: Counter[Path] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    stock_reasons: Counter[str] = field(default_factory=Counter)
     batch_histogram: Counter[int] = field(default_factory=Counter)
     decode_tokens: int = 0
     group_steps: int = 0
@@ -40,7 +41,10 @@ class Counters:
         """`kv_token_bytes`: K and V of one token over all layers of this rank."""
         self.steps[choice.path] += 1
         known = choice.reason in self.reasons or len(self.reasons) < _MAX_REASONS
-        self.reasons[choice.reason if known else "other reasons"] += 1
+        reason = choice.reason if known else "other reasons"
+        self.reasons[reason] += 1
+        if choice.path is Path.STOCK:
+            self.stock_reasons[reason] += 1
         self.batch_histogram[step.batch_size] += 1
         self.decode_tokens += step.batch_size
         for group in shared_groups(step, choice):
