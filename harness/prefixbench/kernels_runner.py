@@ -18,6 +18,7 @@ import torch
 
 from prefixbench import environment, lock, store
 from prefixbench.case import KernelCase, Settings, case_hash
+from prefixbench.clocks import clock_flags, fastest_mhz
 from prefixbench.errors import EngineError
 from prefixbench.kernels_config import EVERYTHING, KernelsConfig, Request, requests
 from prefixbench.measures.kernel import registry
@@ -37,10 +38,9 @@ from prefixbench.record import (
     Launch,
     Record,
     Status,
-    Telemetry,
     Traffic,
 )
-from prefixbench.telemetry import Sampler, clock_flags
+from prefixbench.telemetry import Sampler
 
 Say = Callable[[str], None]
 _COMPILE_SHARE = 0.4  # of the time budget, at most; what is not built by then is built where it is first used
@@ -236,7 +236,7 @@ class _KernelRun:
         return record
 
     def _notes(self, outcome: Outcome) -> Settings:
-        self._fastest_mhz = max(self._fastest_mhz, *_clocks_mhz(outcome.telemetry), 0)
+        self._fastest_mhz = max(self._fastest_mhz, fastest_mhz(outcome.telemetry))
         flags = clock_flags(outcome.telemetry, self._fastest_mhz)
         notes: Settings = {"sweep": self._config.run_id, "tag": self._config.tag, **outcome.note}
         if flags:
@@ -281,10 +281,6 @@ def _measurement(
         telemetry=outcome.telemetry,
         path_ran=path if isinstance(path, str) else None,
     )
-
-
-def _clocks_mhz(telemetry: Sequence[Telemetry]) -> list[int]:
-    return [s.sm_clock_mhz for watched in telemetry for s in watched.samples if s.sm_clock_mhz is not None]
 
 
 def _errors(found: Correctness) -> str:

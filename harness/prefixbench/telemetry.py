@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and other load beside a block: sampled in a side thread, stored raw, judged by one rule.
+"""Clocks, power, temperature and other load beside a block: sampled in a side thread, stored raw; `clocks` judges them.
 
 A machine that cannot be watched is not an error: its telemetry has no samples and a note that says why.
 """
@@ -17,19 +17,6 @@ import psutil
 from prefixbench.record import Telemetry, TelemetrySample
 
 Source = Literal["nvml", "cpu", "none"]
-
-CLOCK_TOLERANCE = 0.03
-"""A clock this far under the fastest one seen has fallen; boost clocks of a healthy GPU move by a 15 MHz step."""
-
-IDLE_BIT = 0x1
-THROTTLE_BITS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "software thermal limit",
-    0x40: "hardware thermal limit",
-    0x80: "power brake",
-}
-"""NVML's clock-event bits that make a timing invalid. Idle, fixed application clocks and display clocks do not."""
 
 _SLOW_READ_EVERY = 50  # the CPU frequency and the process tree cost milliseconds to read on a machine with many cores
 
@@ -207,35 +194,6 @@ class CpuFeed:
                 continue
             total_s += spent.user + spent.system
         return total_s
-
-
-def clock_flags(telemetry: Sequence[Telemetry], fastest_mhz: int | None = None) -> tuple[str, ...]:
-    """Plain-word reasons why timings taken meanwhile are not to be trusted; empty when there is none.
-
-    `fastest_mhz` is the highest SM clock seen elsewhere in the comparison (the other arm, another block); without it
-    the fastest sample here is the yardstick. Idle samples count for nothing. What was not watched raises no flag.
-    """
-    flags: list[str] = []
-    for watched in telemetry:
-        working = [sample for sample in watched.samples if not (sample.throttle_reasons or 0) & IDLE_BIT]
-        throttled = [sample for sample in working if _throttle_names(sample)]
-        who = f"GPU {watched.device}"
-        if throttled:
-            names = sorted({name for sample in throttled for name in _throttle_names(sample)})
-            flags.append(f"throttled: {who}, {', '.join(names)} in {len(throttled)} of {len(working)} samples")
-        if working and len(throttled) == len(working):
-            flags.append(f"no valid samples: {who} was throttled in all {len(working)} samples")
-        clocks_mhz = [sample.sm_clock_mhz for sample in working if sample.sm_clock_mhz is not None]
-        if clocks_mhz:
-            fastest = max([*clocks_mhz, fastest_mhz or 0])
-            if min(clocks_mhz) < (1 - CLOCK_TOLERANCE) * fastest:
-                flags.append(f"clock fell: {who}, {min(clocks_mhz)} MHz where {fastest} MHz was seen")
-    return tuple(flags)
-
-
-def _throttle_names(sample: TelemetrySample) -> tuple[str, ...]:
-    reasons = sample.throttle_reasons or 0
-    return tuple(name for bit, name in THROTTLE_BITS.items() if reasons & bit)
 
 
 def _open_gpu(index: int) -> Feed:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from statistics import mean
 from typing import TypeVar
 
+from prefixbench.clocks import clock_flags
 from prefixbench.engines.base import Server
 from prefixbench.measures.base import Task
 from prefixbench.record import Block, RequestSample, StepCounters, Telemetry
-from prefixbench.telemetry import clock_flags
 from prefixbench.workloads import PromptSpec
 
 _IDLE_WAIT_S = 10.0
