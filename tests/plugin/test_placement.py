@@ -33,7 +33,8 @@ def test_a_scattered_node_is_copied_into_the_run_and_its_old_slots_are_freed():
     assert pool.copies == [([5, 3, 9, 20], [100, 101, 102, 103])]
     assert pool.freed == [5, 3, 9, 20]
     assert placement.piece(7, slots) == Segment(100, 4)
-    assert placement.totals == {"contiguous": 1}
+    assert placement.nodes == {("contiguous", "moved into a run"): 1}
+    assert placement.tokens == {"contiguous": 4}
 
 
 def test_a_node_that_is_a_run_already_is_left_alone():
@@ -51,8 +52,7 @@ def test_without_a_free_run_the_node_stays_paged_and_is_counted():
     assert placement.place(7, SCATTERED) is SCATTERED
     assert pool.freed == []
     assert isinstance(placement.piece(7, SCATTERED), SlotPiece)
-    assert placement.reasons == {"no free run is long enough": 1}
-    assert placement.totals == {"paged": 1}
+    assert placement.nodes == {("paged", "no free run is long enough"): 1}
 
 
 def test_a_short_node_never_asks_for_a_run():
@@ -60,7 +60,7 @@ def test_a_short_node_never_asks_for_a_run():
     placement = Placement(pool, min_run_tokens=5)
     assert placement.place(7, SCATTERED) is SCATTERED
     assert pool.asked == []
-    assert placement.reasons == {"shorter than 5 tokens": 1}
+    assert placement.nodes == {("paged", "shorter than 5 tokens"): 1}
 
 
 def test_both_halves_of_a_split_run_are_runs():

@@ -226,7 +226,7 @@ def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     server.allocator.free_pages = server.allocator.free_pages.flip(0)
     request = server.admit([3] * 48)
     server.check()
-    assert server.placement.reasons["moved into a run"] == 1
+    assert server.placement.nodes["contiguous", "moved into a run"] == 1
     (link,) = server.tree.chain_of(request.last_node, 48)
     assert isinstance(link.piece, Segment)
 
@@ -237,8 +237,7 @@ def test_a_prompt_stays_paged_when_no_run_is_free():
     server.allocator.free_pages = torch.cat((torch.arange(1, 481, 2), torch.arange(2, 481, 2)))
     request = server.admit([3] * 48)
     server.check()
-    assert server.placement.reasons == {"no free run is long enough": 1}
-    assert server.placement.totals["contiguous"] == 0
+    assert server.placement.nodes == {("paged", "no free run is long enough"): 1}
     server.finish(request)
     server.check()
 

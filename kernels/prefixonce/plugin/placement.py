@@ -46,8 +46,9 @@ class Placement:
         self._pool = pool
         self._min_run_tokens = min_run_tokens
         self._starts: dict[int, int] = {}
-        self.totals: Counter[Layout] = Counter()
-        self.reasons: Counter[str] = Counter()
+        # Since the start: nodes by layout and reason, and the tokens of them by layout.
+        self.nodes: Counter[tuple[Layout, str]] = Counter()
+        self.tokens: Counter[Layout] = Counter()
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._sequence = 0
 
@@ -105,15 +106,18 @@ class Placement:
 
     def to_json(self, pool_slots: int, before: Iterable[object], after: Iterable[object]) -> dict[str, object]:
         return {
-            "contiguous": self.totals["contiguous"],
-            "paged": self.totals["paged"],
-            "reasons": dict(self.reasons),
+            "contiguous": self._count_of("contiguous"),
+            "paged": self._count_of("paged"),
+            "reasons": {reason: count for (_, reason), count in self.nodes.items()},
             "events": [list(event) for event in self.events],
             "events_dropped": self._sequence - len(self.events),
             "pool_slots": pool_slots,
             "pool_before": list(before),
             "pool_after": list(after),
         }
+
+    def _count_of(self, layout: Layout) -> int:
+        return sum(count for (placed, _), count in self.nodes.items() if placed == layout)
 
     def _stay_paged(self, node_id: int, slots: Tensor, reason: str) -> Tensor:
         self._count("paged", node_id, slots.numel(), reason)
@@ -124,8 +128,8 @@ class Placement:
         self._count("contiguous", node_id, tokens, reason)
 
     def _count(self, layout: Layout, node_id: int, tokens: int, reason: str) -> None:
-        self.totals[layout] += 1
-        self.reasons[reason] += 1
+        self.nodes[layout, reason] += 1
+        self.tokens[layout] += tokens
         self._note("place", node_id, tokens, layout, reason)
 
     def _note(self, kind: str, node_id: int, tokens: int, layout: Layout | None, detail: str) -> None:

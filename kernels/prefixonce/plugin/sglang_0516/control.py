@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prefixonce import __version__
+from prefixonce.plugin.metrics import Metrics
 from prefixonce.plugin.picture import PoolRun
 from prefixonce.plugin.runtime import Runtime
 from prefixonce.plugin.sglang_0516.tree import PlacingRadixCache
@@ -12,9 +13,12 @@ from prefixonce.step import Mode
 
 
 class Control:
-    def __init__(self, runtime: Runtime, tree: PlacingRadixCache, *, rank: int, sglang_version: str) -> None:
+    def __init__(
+        self, runtime: Runtime, tree: PlacingRadixCache, metrics: Metrics, *, rank: int, sglang_version: str
+    ) -> None:
         self._runtime = runtime
         self._tree = tree
+        self._metrics = metrics
         self._rank = rank
         self._sglang_version = sglang_version
         self._pool_before: list[PoolRun] = []
@@ -47,6 +51,7 @@ class Control:
             if name == "prefixonce_path":
                 self._runtime.mode = Mode(int(command[name]))
             elif name == "prefixonce_reset":
+                self._metrics.settle()
                 self._runtime.reset_counters()
             else:
                 self._pool_before = self._tree.picture()

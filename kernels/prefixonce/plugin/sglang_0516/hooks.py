@@ -19,6 +19,7 @@ from prefixonce.cost import CONSERVATIVE
 from prefixonce.errors import PrefixOnceError, UnsupportedError
 from prefixonce.plugin.backend import PrefixOnceBackend
 from prefixonce.plugin.kernels import kernels_for
+from prefixonce.plugin.metrics import Metrics
 from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.runtime import Runtime
 from prefixonce.plugin.sglang_0516.allocator import RunKeeper
@@ -26,6 +27,8 @@ from prefixonce.plugin.sglang_0516.control import Control, split_command
 from prefixonce.plugin.sglang_0516.graphs import GraphVariants
 from prefixonce.plugin.sglang_0516.refusals import NAME, check_server_args, shape_of_model
 from prefixonce.plugin.sglang_0516.tree import KvPool, PlacingRadixCache
+
+_LOG_STATS = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats"
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class Plugin:
         self._graphs = GraphVariants()
         self._runner: Any = None
         self._tree: PlacingRadixCache | None = None
+        self._metrics: Metrics | None = None
         self._control: Control | None = None
 
     def install(self) -> None:
@@ -77,6 +81,7 @@ class Plugin:
             ("sglang.srt.model_executor.model_runner.ModelRunner.forward", self._around_forward, HookType.AROUND),
             ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", self._after_get_state, HookType.AFTER),
             ("sglang.srt.managers.scheduler.Scheduler.set_internal_state", self._around_set_state, HookType.AROUND),
+            (_LOG_STATS, self._after_log_stats, HookType.AFTER),
             *self._graphs.hooks(),
         )
 
@@ -114,7 +119,10 @@ class Plugin:
         overlapped = on_cuda and not context.server_args.disable_overlap_schedule
         pool = KvPool(allocator, keeper, runner.token_to_kv_pool, runner.forward_stream if overlapped else None)
         self._tree = PlacingRadixCache(params, pool, Placement(pool, settings.min_run_tokens))
-        self._control = Control(self._runtime, self._tree, rank=context.tp_rank, sglang_version=self._sglang_version)
+        self._metrics = Metrics(self._runtime, self._tree.placement)
+        self._control = Control(
+            self._runtime, self._tree, self._metrics, rank=context.tp_rank, sglang_version=self._sglang_version
+        )
         logger.info("%s serves decode: path %s, %s", NAME, self._runtime.mode.name.lower(), settings)
         if str(settings.fault) != "none":
             logger.error("%s: A FAULT IS PLANTED ON PURPOSE (%s); the answers are wrong", NAME, settings.fault)
@@ -154,6 +162,10 @@ class Plugin:
     def _after_get_state(self, result: Any, _scheduler: object, _request: object) -> None:
         if self._control is not None:
             result.internal_state[NAME] = self._control.state()
+
+    def _after_log_stats(self, _result: object, collector: Any, _stats: object) -> None:
+        if self._metrics is not None:
+            self._metrics.publish(collector.labels, collector._counter_cls)
 
     def _around_set_state(self, stock: Callable[..., Any], scheduler: Any, request: Any) -> Any:
         ours, theirs = split_command(request.server_args)
