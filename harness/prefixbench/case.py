@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 Settings = dict[str, str | int | float | bool | None]
 
@@ -52,7 +53,32 @@ class KernelCase:
     kind: str = "kernel"
 
 
-Case = ServingCase | KernelCase
+@dataclass(frozen=True)
+class NumericsCase:
+    """The same given tokens decoded by one path, for their log-probabilities.
+
+    `role`: "path" is compared with "reference", stock in the same batch; "noise" is stock in batches of another size.
+    `fault` is what was planted in the plugin: "none" but in the control, which must be found out.
+    """
+
+    model: str
+    role: Literal["reference", "noise", "path"]
+    path: str
+    concurrency: int
+    requests: int
+    prefix_tokens: int
+    suffix_tokens: int
+    decode_tokens: int
+    tensor_parallel: int
+    stock_backend: str
+    fault: str
+    engine_settings: Settings
+    workload_settings: Settings
+    model_settings: Settings
+    kind: Literal["numerics"] = "numerics"
+
+
+Case = ServingCase | KernelCase | NumericsCase
 
 
 def case_hash(case: Case) -> str:

@@ -1,7 +1,8 @@
 """Record: the narrow waist. Everything before produces it, everything after reads only it.
 
 Schema history
-  1  first version: serving and kernel measurements, raw samples, path that ran, environment, telemetry, events.
+  1  first version: serving and kernel measurements, raw samples, path that ran, environment, telemetry, events;
+     kinds of measurement are added without a new version: numerics.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prefixbench.case import KernelCase, ServingCase, Settings
+from prefixbench.case import Case, Settings
 
 SCHEMA_VERSION = 1
 
@@ -234,6 +235,24 @@ class KernelMeasurement:
 
 
 @dataclass(frozen=True)
+class NumericsMeasurement:
+    """Natural logarithms of the probability that each position gave to the token it was forced to decode.
+
+    `[requests][decode tokens]`; the token of the prefill is left out. `argmax`: what the position would have said.
+    Measurements can be compared when `tokens_sha256`, of prompts and forced tokens, is the same.
+    """
+
+    tokens_sha256: str
+    logprobs: tuple[tuple[float, ...], ...]
+    argmax: tuple[tuple[int, ...], ...]
+    counters: StepCounters
+    kind: Literal["numerics"] = "numerics"
+
+
+Measurement = ServingMeasurement | KernelMeasurement | NumericsMeasurement
+
+
+@dataclass(frozen=True)
 class Failure:
     kind: str
     message: str
@@ -249,12 +268,12 @@ class Record:
     record_id: str
     status: Status
     case_hash: str
-    case: ServingCase | KernelCase
+    case: Case
     launch: Launch
     config: dict[str, object]
     overrides: tuple[str, ...]
     environment: Environment
     labels: tuple[str, ...]
-    measurement: ServingMeasurement | KernelMeasurement | None
+    measurement: Measurement | None
     failure: Failure | None = None
     notes: Settings | None = None

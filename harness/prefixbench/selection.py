@@ -8,9 +8,10 @@ Sources add up, filters narrow down; without a source the whole runs folder is m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import get_args
 
-from prefixbench.case import KernelCase, ServingCase
+from prefixbench.case import Case
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 from prefixbench.record import Record
@@ -30,7 +31,7 @@ _OF_RECORD: dict[str, Callable[[Record], object]] = {
     "sweep": lambda r: (r.notes or {}).get("sweep"),
 }
 _OF_CASE = sorted(
-    name for case in (ServingCase, KernelCase) for name in case.__dataclass_fields__ if not name.endswith("settings")
+    field.name for case in get_args(Case) for field in fields(case) if not field.name.endswith("settings")
 )
 _SHORTEST_ID = 6
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median
+from statistics import median
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -18,8 +20,10 @@ import pandas as pd
 from prefixbench.analysis.metrics import block_metrics
 from prefixbench.analysis.quantity import Quantity
 from prefixbench.analysis.stats import Sample
-from prefixbench.case import ServingCase
-from prefixbench.record import Block, Environment, Record, ServingMeasurement, Telemetry
+from prefixbench.case import KernelCase, ServingCase
+from prefixbench.clocks import POWER_CAP, Clocks, clock_flags, fastest_mhz, is_judged_by
+from prefixbench.clocks import UNTRUSTWORTHY as UNTRUSTWORTHY_CLOCKS
+from prefixbench.record import Block, Environment, KernelMeasurement, Record, ServingMeasurement, Telemetry
 
 METRICS = (
     "decode_tok_s",
@@ -58,19 +62,22 @@ POINT = (
 PLUGIN_SETTINGS = ("dense_m_eff", "min_run_tokens", "timers")
 
 # Flags that make a block's speed untrustworthy, by how they begin.
-UNTRUSTWORTHY = ("throttled", "clock fell", "no valid samples", "cold-cache")
+UNTRUSTWORTHY = (*UNTRUSTWORTHY_CLOCKS, "cold-cache")
 NOTHING: tuple[str, ...] = ()
-_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "reads_replaced", "hit_rate", "sm_clock_mhz")
+_CLOCKS = ("sm_clock_mhz", "power_w", "power_cap_share")
+_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "reads_replaced", "hit_rate", *_CLOCKS)
 _TIMES = ("decode_s", "attention_s", "prefix_s", "plan_s")
 
 
 def blocks(records: Sequence[Record], exclude: Sequence[str] = NOTHING) -> pd.DataFrame:
     """One row per block of every serving record; missing figures are NaN, their reasons in `missing`.
 
-    `exclude` lists beginnings of flags: a block with such a flag gets `excluded` True and says why.
+    `exclude` lists beginnings of flags: a block with such a flag gets `excluded` True and says why. What the clocks
+    did is judged anew from the samples where there are any; earlier versions judged a power cap as a fault.
     """
+    fastest = _fastest_by_launch(records)
     rows = [
-        {**_identity(record), **_block_row(record.case, block, exclude)}
+        {**_identity(record), **_block_row(record.case, block, exclude, fastest[record.launch.launch_id])}
         for record in records
         if isinstance(record.case, ServingCase) and isinstance(record.measurement, ServingMeasurement)
         for block in record.measurement.blocks
@@ -116,12 +123,15 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
     `served_from_l2` is True when the modelled bytes would need more than the copy bandwidth plus a tenth.
     """
     rows = []
+    fastest = _fastest_by_launch(records)
     for record in records:
         measurement = record.measurement
-        if isinstance(record.case, ServingCase) or measurement is None or isinstance(measurement, ServingMeasurement):
-            continue
         case = record.case
+        if not isinstance(case, KernelCase) or not isinstance(measurement, KernelMeasurement):
+            continue
         hardware = next((t for t in measurement.traffic if t.source == "ncu"), None)
+        written = tuple(str((record.notes or {}).get("flags") or "").split("; "))
+        watched = _watched(measurement.telemetry, written, fastest[record.launch.launch_id])
         for timing in measurement.timings:
             seconds = median(timing.samples_us) / 1e6 if timing.samples_us else math.nan
             rate, copy = measurement.model_bytes / seconds, measurement.copy_bandwidth_bytes_per_s
@@ -131,6 +141,7 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
                     "case_hash": record.case_hash,
                     "launch_id": record.launch.launch_id,
                     "started_at": record.launch.started_at,
+                    "hostname": record.environment.hostname,
                     "status": record.status,
                     "device": device_name(record.environment),
                     "implementation": case.implementation,
@@ -157,7 +168,7 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
                     "model_bytes": measurement.model_bytes,
                     "dram_read_bytes": _nan(hardware.dram_read_bytes if hardware else None),
                     "l2_read_bytes": _nan(hardware.l2_read_bytes if hardware else None),
-                    "sm_clock_mhz": _mean_clock(measurement.telemetry),
+                    **watched,
                     "served_from_l2": copy is not None and rate > 1.1 * copy,
                 }
             )
@@ -243,6 +254,7 @@ _IDENTITY = (
     "launch_id",
     "launch_index",
     "started_at",
+    "hostname",
     "status",
     "arm",
     "path",
@@ -265,6 +277,7 @@ def _identity(record: Record) -> dict[str, object]:
         "launch_id": record.launch.launch_id,
         "launch_index": record.launch.index,
         "started_at": record.launch.started_at,
+        "hostname": record.environment.hostname,
         "status": record.status,
         "arm": arm_name(case),
         "path": case.path,
@@ -277,10 +290,11 @@ def _identity(record: Record) -> dict[str, object]:
     }
 
 
-def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[str, object]:
+def _block_row(case: ServingCase, block: Block, exclude: Sequence[str], fastest: int) -> dict[str, object]:
     figures = block_metrics(block)
     quantities: dict[str, Quantity] = {name: getattr(figures, name) for name in (*METRICS, "realized_batch")}
-    reason = flagged(block.flags, exclude)
+    watched = _watched(block.telemetry, block.flags, fastest)
+    reason = flagged(watched["flags"], exclude)
     row: dict[str, object] = {name: _nan(quantity.value) for name, quantity in quantities.items()}
     heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")
     group = heads / kv_heads if isinstance(heads, int) and isinstance(kv_heads, int) else math.nan
@@ -307,8 +321,7 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str]) -> dict[
         **{name: _nan(getattr(counters, name) if counters else None) for name in _TIMES},
         "wall_s": block.wall_s,
         "cache_state": block.cache_state,
-        "flags": block.flags,
-        "sm_clock_mhz": _mean_clock(block.telemetry),
+        **watched,
         "excluded": reason is not None,
         "exclusion": reason or "",
     }
@@ -325,9 +338,38 @@ def _step_shares(steps: Mapping[str, float]) -> dict[str, float]:
     return {f"share_{kernel}": count / total if total > 0 else math.nan for kernel, count in counts.items()}
 
 
-def _mean_clock(telemetry: Sequence[Telemetry]) -> float:
-    clocks = [s.sm_clock_mhz for t in telemetry for s in t.samples if s.sm_clock_mhz is not None]
-    return fmean(clocks) if clocks else math.nan
+class _Watched(TypedDict):
+    flags: tuple[str, ...]
+    sm_clock_mhz: float
+    power_w: float
+    power_cap_share: float
+
+
+def _watched(telemetry: Sequence[Telemetry], written: Sequence[str], fastest: int) -> _Watched:
+    """Clocks and flags; those about clocks are the ones `written` down only where the samples cannot tell."""
+    flags = tuple(flag for flag in written if flag)
+    if is_judged_by(telemetry):
+        others = (flag for flag in flags if not flag.startswith((*UNTRUSTWORTHY_CLOCKS, POWER_CAP)))
+        flags = (*others, *clock_flags(telemetry, fastest))
+    clocks = Clocks.of(telemetry)
+    return {
+        "flags": flags,
+        "sm_clock_mhz": clocks.sm_clock_mhz,
+        "power_w": clocks.power_w,
+        "power_cap_share": clocks.power_cap_share,
+    }
+
+
+def _fastest_by_launch(records: Sequence[Record]) -> defaultdict[str, int]:
+    """Launch id -> the highest SM clock that any of its records saw: what every block of it could have had."""
+    fastest: defaultdict[str, int] = defaultdict(int)
+    for record in records:
+        measurement, launch = record.measurement, record.launch.launch_id
+        blocks = measurement.blocks if isinstance(measurement, ServingMeasurement) else ()
+        watched = [block.telemetry for block in blocks]
+        watched += [measurement.telemetry] if isinstance(measurement, KernelMeasurement) else []
+        fastest[launch] = max([fastest[launch], *(fastest_mhz(telemetry) for telemetry in watched)])
+    return fastest
 
 
 def _share(part: int | None, whole: int) -> float:
