@@ -22,6 +22,8 @@ _VERBS = {
     "gate": ("prefixbench.gate_cli:main", "judge whether a change made something slower"),
     "predict": ("prefixbench.predict_cli:main", "predict a speed-up from measured shares"),
     "kernels": ("prefixbench.kernels_cli:main", "time kernels beside their peers"),
+    "outside": ("prefixbench.outside_cli:main", "drive the same server with SGLang's own client, and compare"),
+    "workcounts": ("prefixbench.workcounts_cli:main", "count the planned work of fixed steps; no clock, any machine"),
     "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's thresholds to this GPU"),
     "targets": ("prefixbench.targets_cli:main", "check measured figures against stated targets"),
     "doctor": ("prefixbench.doctor:main", "say what this machine has, lacks, and how to get it"),
