@@ -78,7 +78,17 @@ class NumericsCase:
     kind: Literal["numerics"] = "numerics"
 
 
-Case = ServingCase | KernelCase | NumericsCase
+@dataclass(frozen=True)
+class OutsideCase:
+    """A serving case measured twice on the same server: by our client, and by `client` with its `data_set`."""
+
+    serving: ServingCase
+    client: str
+    data_set: str
+    kind: Literal["outside"] = "outside"
+
+
+Case = ServingCase | KernelCase | NumericsCase | OutsideCase
 
 
 def case_hash(case: Case) -> str:

@@ -2,7 +2,7 @@
 
 Schema history
   1  first version: serving and kernel measurements, raw samples, path that ran, environment, telemetry, events;
-     kinds of measurement are added without a new version: numerics.
+     kinds of measurement are added without a new version: numerics, outside.
 """
 
 from __future__ import annotations
@@ -249,7 +249,39 @@ class NumericsMeasurement:
     kind: Literal["numerics"] = "numerics"
 
 
-Measurement = ServingMeasurement | KernelMeasurement | NumericsMeasurement
+@dataclass(frozen=True)
+class OutsideBlock:
+    """One block as somebody else's client reports it, one entry per request; seconds.
+
+    `decode_s` is from first to last token. `reported_*` are that client's own summary, kept as it gave it.
+    """
+
+    position: int
+    wall_s: float
+    input_tokens: int
+    output_tokens: tuple[int, ...]
+    first_token_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    reported_tok_s: float
+    reported_mean_tpot_ms: float
+
+
+@dataclass(frozen=True)
+class OutsidePair:
+    """The same load on the same server by both clients, one after the other; `counters` are of the outside block."""
+
+    ours: Block
+    theirs: OutsideBlock
+    counters: StepCounters | None
+
+
+@dataclass(frozen=True)
+class OutsideMeasurement:
+    pairs: tuple[OutsidePair, ...]
+    kind: Literal["outside"] = "outside"
+
+
+Measurement = ServingMeasurement | KernelMeasurement | NumericsMeasurement | OutsideMeasurement
 
 
 @dataclass(frozen=True)
