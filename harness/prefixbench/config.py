@@ -53,6 +53,7 @@ class EngineConfig:
     dense_m_eff: int = MISSING
     min_run_tokens: int = MISSING
     timers: bool = MISSING
+    tokenizer: bool = False
     start_timeout_s: float = MISSING
     stall_timeout_s: float = MISSING
     extra_args: list[str] = field(default_factory=list)

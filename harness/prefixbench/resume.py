@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefixbench.case import ServingCase
+from prefixbench.case import OutsideCase, ServingCase
 from prefixbench.record import Environment, Record
 
 _ENGINE_PACKAGES = ("sglang", "torch", "triton")
@@ -38,4 +38,5 @@ def _source(record: Record) -> object:
 
 
 def _needed(record: Record, plugin_source: str) -> str | None:
-    return plugin_source if isinstance(record.case, ServingCase) and record.case.plugin else None
+    case = record.case.serving if isinstance(record.case, OutsideCase) else record.case
+    return plugin_source if isinstance(case, ServingCase) and case.plugin else None

@@ -97,23 +97,7 @@ def stock_backend(config: RunConfig) -> str:
 def _case(
     config: RunConfig, path: str, plugin: bool, prefix: int, suffix: int, output: int, concurrency: int
 ) -> ServingCase:
-    engine, measure = config.engine, config.measure
-    engine_settings: Settings = {
-        "device": config.gpus.device,
-        "page_size": engine.page_size,
-        "max_running_requests": engine.max_running_requests,
-        "max_total_tokens": engine.max_total_tokens,
-        "chunked_prefill_size": engine.chunked_prefill_size,
-        "mem_fraction_static": engine.mem_fraction_static,
-        "cuda_graph_max_bs": engine.cuda_graph_max_bs if has_graphs(config) else 0,
-        "extra_args": " ".join(engine.extra_args),
-    }
-    if plugin:
-        engine_settings |= {
-            "dense_m_eff": engine.dense_m_eff,
-            "min_run_tokens": engine.min_run_tokens,
-            "timers": engine.timers,
-        }
+    measure = config.measure
     return ServingCase(
         model=config.model.name,
         path=path,
@@ -123,10 +107,10 @@ def _case(
         output_tokens=output,
         concurrency=concurrency,
         tensor_parallel=config.gpus.count,
-        engine=engine.name,
+        engine=config.engine.name,
         stock_backend=stock_backend(config),
         workload=config.workload.name,
-        engine_settings=engine_settings,
+        engine_settings=engine_settings(config, plugin),
         workload_settings={
             **config.workload.settings,
             "seed": config.seed,
@@ -136,11 +120,35 @@ def _case(
             "measure.warmup_output_len": measure.warmup_output_len,
             "measure.stream_interval": measure.stream_interval,
         },
-        model_settings=_model_settings(config),
+        model_settings=model_settings(config),
     )
 
 
-def _model_settings(config: RunConfig) -> Settings:
+def engine_settings(config: RunConfig, plugin: bool) -> Settings:
+    """What of the engine changes what is measured."""
+    engine = config.engine
+    settings: Settings = {
+        "device": config.gpus.device,
+        "page_size": engine.page_size,
+        "max_running_requests": engine.max_running_requests,
+        "max_total_tokens": engine.max_total_tokens,
+        "chunked_prefill_size": engine.chunked_prefill_size,
+        "mem_fraction_static": engine.mem_fraction_static,
+        "cuda_graph_max_bs": engine.cuda_graph_max_bs if has_graphs(config) else 0,
+        "extra_args": " ".join(engine.extra_args),
+    }
+    if engine.tokenizer:
+        settings["tokenizer"] = True
+    if plugin:
+        settings |= {
+            "dense_m_eff": engine.dense_m_eff,
+            "min_run_tokens": engine.min_run_tokens,
+            "timers": engine.timers,
+        }
+    return settings
+
+
+def model_settings(config: RunConfig) -> Settings:
     model = config.model
     return {
         "weights": "real" if model.path else model.weights,

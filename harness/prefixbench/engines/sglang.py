@@ -16,7 +16,7 @@ import requests
 
 from prefixbench import environment
 from prefixbench.config import RunConfig
-from prefixbench.engines import checkpoints
+from prefixbench.engines import checkpoints, tokenizer
 from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.client import StalledError, send_block
 from prefixbench.engines.plugin_state import plugin_state, read_counters, read_placement
@@ -28,6 +28,7 @@ from prefixbench.workloads import PromptSpec
 
 _CPU_POOL_TOKENS = 131072
 _CALL_TIMEOUT_S = 120.0
+_GENERATE_TIMEOUT_S = 600.0
 _CPU_PLATFORM = "prefixonce_cpu"
 _PLUGIN = "prefixonce"
 _NO_PLUGIN = "no-plugin"  # SGLANG_PLUGINS is a whitelist whose empty value means "all": name one that does not exist
@@ -61,14 +62,21 @@ class SglangEngine:
     def plugin_source(self) -> str:
         return environment.plugin_digest()
 
-    def start(self, plugin: bool, seed: int, log: Path) -> SglangServer:
+    def start(self, plugin: bool, seed: int, log: Path, fault: str | None = None) -> SglangServer:
+        """`fault` is planted in the plugin (PREFIXONCE_TEST_FAULT): for controls, which must be found out."""
         end_orphans()
         folder = checkpoints.prepare(self._config.model)
+        if self._config.engine.tokenizer:
+            tokenizer.ensure(folder, self._config.model.vocab)
         port = _free_port()
         command = server_command(self._config, folder, port, plugin, seed)
-        process = ServerProcess(command, server_environment(self._config, plugin, os.environ), log)
+        variables = server_environment(self._config, plugin, os.environ)
+        if fault is not None:
+            variables["PREFIXONCE_TEST_FAULT"] = fault
+        process = ServerProcess(command, variables, log)
         shown = tuple({sys.executable: "python", str(folder): folder.name}.get(word, word) for word in command)
-        server = SglangServer(process, shown, f"http://127.0.0.1:{port}", self._config.engine.stall_timeout_s)
+        url = f"http://127.0.0.1:{port}"
+        server = SglangServer(process, shown, url, folder, self._config.engine.stall_timeout_s)
         try:
             server.wait_until_ready(self._config.engine.start_timeout_s)
             server.check_plugin(plugin)
@@ -79,11 +87,14 @@ class SglangEngine:
 
 
 class SglangServer:
-    def __init__(self, process: ServerProcess, command: tuple[str, ...], url: str, stall_s: float) -> None:
+    def __init__(
+        self, process: ServerProcess, command: tuple[str, ...], url: str, model_folder: Path, stall_s: float
+    ) -> None:
         self.command = command
         self.startup_s = 0.0
+        self.url = url
+        self.model_folder = model_folder
         self._process = process
-        self._url = url
         self._stall_s = stall_s
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -120,13 +131,20 @@ class SglangServer:
 
     def send(self, requests: Sequence[PromptSpec], how: SendPlan) -> tuple[RequestSample, ...]:
         try:
-            samples = send_block(self._url, requests, how, self._stall_s)
+            samples = send_block(self.url, requests, how, self._stall_s)
         except StalledError as error:
             stacks = self._process.stacks() or self._process.tail()
             raise ServerFailedError(str(error), "timeout", stacks) from None
         if any(sample.error is not None for sample in samples):
             self._process.check_alive()
         return samples
+
+    def generate(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        answer = self._call("POST", "/generate", body, _GENERATE_TIMEOUT_S)
+        if answer.status_code != 200:
+            raise ServerFailedError(f"/generate answered HTTP {answer.status_code}: {answer.text[:300]}")
+        answers: Sequence[Mapping[str, Any]] = answer.json()
+        return answers
 
     def counters(self) -> StepCounters | None:
         state = plugin_state(self._info())
@@ -144,7 +162,7 @@ class SglangServer:
 
     def _is_healthy(self) -> bool:
         try:
-            return requests.get(f"{self._url}/health", timeout=5).status_code == 200
+            return requests.get(f"{self.url}/health", timeout=5).status_code == 200
         except requests.RequestException:
             return False
 
@@ -160,9 +178,11 @@ class SglangServer:
         if answer.status_code != 200 or not all(answer.json()):
             raise ServerFailedError(f"the server refused {dict(values)}: HTTP {answer.status_code} {answer.text[:300]}")
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> requests.Response:
         try:
-            return requests.request(method, f"{self._url}{path}", json=body, timeout=_CALL_TIMEOUT_S)
+            return requests.request(method, f"{self.url}{path}", json=body, timeout=timeout_s)
         except requests.RequestException as error:
             self._process.check_alive()
             raise ServerFailedError(f"{path} was not answered: {error}", detail=self._process.tail()) from None
@@ -202,7 +222,9 @@ def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, see
         options["device"] = "cpu"
     if has_graphs(config):
         options["cuda-graph-max-bs-decode"] = engine.cuda_graph_max_bs
-    flags = ["--skip-tokenizer-init", "--disable-prefill-cuda-graph" if has_graphs(config) else "--disable-cuda-graph"]
+    flags = ["--disable-prefill-cuda-graph" if has_graphs(config) else "--disable-cuda-graph"]
+    if not engine.tokenizer:
+        flags.append("--skip-tokenizer-init")
     spelled = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return (sys.executable, "-m", "sglang.launch_server", *spelled, *flags, *engine.extra_args)
 
