@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,22 +12,26 @@ from prefixbench.config import AXES, PATHS, RunConfig
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 
-_CHOICES = {
+_SERVER_CHOICES = {
     "model.weights": ("written", "dummy"),
     "gpus.device": ("cpu", "cuda"),
     "engine.name": ("sglang", "fake"),
     "engine.stock_backend": ("auto", "torch_native", "flashinfer", "fa3", "triton"),
-    "measure.name": ("decode",),
-    "measure.warmup_scope": ("cell", "launch"),
 }
-_AT_LEAST_ONE = (
-    "launches",
+_SERVER_AT_LEAST_ONE = (
     "gpus.count",
     "engine.page_size",
     "engine.max_running_requests",
     "engine.cuda_graph_max_bs",
     "engine.dense_m_eff",
     "engine.min_run_tokens",
+)
+_CHOICES = {
+    "measure.name": ("decode",),
+    "measure.warmup_scope": ("cell", "launch"),
+}
+_AT_LEAST_ONE = (
+    "launches",
     "measure.blocks",
     "measure.warmup_output_len",
     "measure.stream_interval",
@@ -39,9 +44,25 @@ def load(composed: DictConfig) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise UsageError("the configuration does not start from the schema; keep `- schema` first in its defaults list")
     _refuse_added_keys(config, "")
+    check_server(config)
     _check_values(config)
     _check_combinations(config)
     return config
+
+
+def check_server(config: RunConfig) -> None:
+    """What model, GPUs and engine say, by themselves and together."""
+    _check_choices(config, _SERVER_CHOICES, _SERVER_AT_LEAST_ONE)
+    model, gpus, engine = config.model, config.gpus, config.engine
+    if gpus.device == "cpu" and gpus.count != 1:
+        raise UsageError(f"gpus.device=cpu with gpus.count={gpus.count}: tensor parallelism needs GPUs; use gpus=2")
+    if model.heads % gpus.count or model.kv_heads % gpus.count:
+        raise UsageError(
+            f"{model.name} has {model.heads} heads and {model.kv_heads} K/V heads, "
+            f"which {gpus.count} GPUs cannot share evenly; choose another gpus="
+        )
+    if gpus.device == "cpu" and engine.stock_backend not in ("auto", "torch_native"):
+        raise UsageError(f"engine.stock_backend={engine.stock_backend} needs a GPU; gpus=cpu allows auto, torch_native")
 
 
 def values(config: RunConfig, axis: str) -> tuple[int, ...]:
@@ -68,12 +89,7 @@ def _refuse_added_keys(group: Any, prefix: str) -> None:
 
 
 def _check_values(config: RunConfig) -> None:
-    for key, allowed in _CHOICES.items():
-        if _get(config, key) not in allowed:
-            raise unknown(key, str(_get(config, key)), allowed)
-    for key in _AT_LEAST_ONE:
-        if _get(config, key) < 1:
-            raise UsageError(f"{key}={_get(config, key)}: must be at least 1")
+    _check_choices(config, _CHOICES, _AT_LEAST_ONE)
     if config.measure.warmup_blocks < 0:
         raise UsageError(f"measure.warmup_blocks={config.measure.warmup_blocks}: must be 0 or more")
     if config.seed < 0:
@@ -82,8 +98,17 @@ def _check_values(config: RunConfig) -> None:
         values(config, axis)
 
 
+def _check_choices(config: RunConfig, choices: Mapping[str, Sequence[str]], at_least_one: Sequence[str]) -> None:
+    for key, allowed in choices.items():
+        if _get(config, key) not in allowed:
+            raise unknown(key, str(_get(config, key)), allowed)
+    for key in at_least_one:
+        if _get(config, key) < 1:
+            raise UsageError(f"{key}={_get(config, key)}: must be at least 1")
+
+
 def _check_combinations(config: RunConfig) -> None:
-    model, gpus, engine = config.model, config.gpus, config.engine
+    model, engine = config.model, config.engine
     if not config.path:
         raise UsageError(f"path is empty; allowed: one or more of {', '.join(PATHS)}")
     for name, path in config.path.items():
@@ -92,15 +117,6 @@ def _check_combinations(config: RunConfig) -> None:
         allowed = ("both", "with", "without") if name == "stock" else ("with",)
         if path.plugin not in allowed:
             raise unknown(f"path.{name}.plugin", path.plugin, allowed)
-    if gpus.device == "cpu" and gpus.count != 1:
-        raise UsageError(f"gpus.device=cpu with gpus.count={gpus.count}: tensor parallelism needs GPUs; use gpus=2")
-    if model.heads % gpus.count or model.kv_heads % gpus.count:
-        raise UsageError(
-            f"{model.name} has {model.heads} heads and {model.kv_heads} K/V heads, "
-            f"which {gpus.count} GPUs cannot share evenly; choose another gpus="
-        )
-    if gpus.device == "cpu" and engine.stock_backend not in ("auto", "torch_native"):
-        raise UsageError(f"engine.stock_backend={engine.stock_backend} needs a GPU; gpus=cpu allows auto, torch_native")
     longest = sum(max(values(config, axis)) for axis in ("prefix_len", "suffix_len", "output_len"))
     if longest > model.max_context:
         raise UsageError(
