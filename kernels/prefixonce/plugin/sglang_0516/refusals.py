@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from prefixonce.errors import UnsupportedError
@@ -20,11 +21,15 @@ def check_server_args(server_args: Any) -> None:
         )
     if NAME in (server_args.attention_backend, server_args.prefill_attention_backend):
         raise UnsupportedError(f"{NAME} serves decode only; name a stock backend with --attention-backend")
-    for name, value, allowed in _OPTIONS:
-        given = getattr(server_args, name)
-        if given not in allowed:
+    if server_args.attention_backend not in _STOCK_BACKENDS:
+        raise UnsupportedError(
+            f"--attention-backend {server_args.attention_backend} cannot be wrapped by {NAME}; "
+            f"allowed: {', '.join(_STOCK_BACKENDS)}"
+        )
+    for name, meaning, allowed in _OPTIONS:
+        if attrgetter(name)(server_args) not in allowed:
             flag = "--" + name.replace("_", "-")
-            raise UnsupportedError(f"{flag} ({value}) is not supported by {NAME}; leave it out")
+            raise UnsupportedError(f"{flag} ({meaning}) is not supported by {NAME}; leave it out")
 
 
 def asked_for(server_args: Any) -> bool:
@@ -37,6 +42,9 @@ def asked_for(server_args: Any) -> bool:
     return NAME in names
 
 
+# Others want the KV pool in a layout of their own, or are for models that are refused anyway.
+_STOCK_BACKENDS = ("flashinfer", "fa3", "triton", "torch_native")
+
 # Option, what it is in words, values under which the plugin may serve.
 _OPTIONS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
     ("disable_radix_cache", "no prefix cache", (False,)),
@@ -45,6 +53,10 @@ _OPTIONS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
     ("enable_flexkv", "FlexKV", (False,)),
     ("enable_hisparse", "hierarchical sparse attention", (False,)),
     ("enable_unified_memory", "unified memory pool", (False,)),
+    ("enable_page_major_kv_layout", "page-major KV layout", (False,)),
+    ("prefill_only_disable_kv_cache", "no KV cache", (False,)),
+    # It remembers which token every slot holds, and the plugin moves K/V between slots.
+    ("kv_canary", "KV canary", ("none",)),
     ("enable_streaming_session", "streaming sessions", (False,)),
     ("enable_session_radix_cache", "session cache", (False,)),
     ("speculative_algorithm", "speculative decoding", (None,)),
@@ -54,6 +66,7 @@ _OPTIONS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
     ("enable_dp_attention", "data-parallel attention", (False,)),
     ("enable_two_batch_overlap", "two-batch overlap", (False,)),
     ("enable_pdmux", "prefill/decode multiplexing", (False,)),
+    ("cuda_graph_config.decode.backend", "decode graphs in pieces", ("full", "disabled")),
     ("enable_deterministic_inference", "deterministic inference", (False,)),
     ("enable_torch_compile", "torch.compile", (False,)),
     ("pp_size", "pipeline parallelism", (1,)),
@@ -74,6 +87,11 @@ def shape_of_model(runner: Any) -> ModelShape:
         raise UnsupportedError(
             f"KV pool {type(pool).__name__} is not supported by {NAME} (hybrid or quantised cache, or another layout)"
         )
+    if pool.dtype != runner.dtype:
+        raise UnsupportedError(f"K/V in {pool.dtype} under a model in {runner.dtype} is not supported by {NAME}")
+    for name, _ in runner.model.named_parameters():
+        if "sink" in name.rpartition(".")[2]:
+            raise UnsupportedError(f"attention sinks ({name}) are not supported by {NAME}")
     layers = [module for module in runner.model.modules() if isinstance(module, RadixAttention)]
     for layer in layers:
         _check_layer(layer, AttentionType.DECODER)
@@ -95,6 +113,8 @@ def _check_layer(layer: Any, decoder: object) -> None:
         problem = f"K heads of {layer.qk_head_dim} and V heads of {layer.v_head_dim}"
     elif layer.logit_cap and layer.logit_capping_method != "tanh":
         problem = f"soft cap {layer.logit_capping_method!r}"
+    elif layer.pos_encoding_mode != "NONE":
+        problem = f"position encoding {layer.pos_encoding_mode!r} inside attention"
     elif layer.xai_temperature_len > 0 or layer.use_irope:
         problem = "attention whose scale depends on the position"
     if problem is not None:
