@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from prefixbench.engines.base import SendPlan
-from prefixbench.engines.client import StalledError, send_block
+from prefixbench.engines.client import HoldError, StalledError, send_block
 from prefixbench.engines.stream import StreamCounter
 from prefixbench.measures.base import Task
 from prefixbench.measures.serving import (
@@ -220,14 +220,25 @@ class _Sse(BaseHTTPRequestHandler):
     """SGLang's stream, one event split over two writes; `behaviour` is set by the test."""
 
     behaviour = "good"
+    calls: ClassVar[list[str]] = []
+    running = threading.Event()
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path != "/generate":
+            self.calls.append(self.path)
+            (_Sse.running.clear if self.path == "/pause_generation" else _Sse.running.set)()
+            self.send_response(500 if self.behaviour == "no-pause" else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.calls.append(self.path)
         if self.behaviour == "refuse":
             self.send_error(400, "too long")
             return
         self.send_response(200)
         self.end_headers()
+        _Sse.running.wait(5.0)
         prompt = len(request["input_ids"])
         meta = {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
         self._event({"output_ids": [1], "meta_info": {**meta, "completion_tokens": 1, "finish_reason": None}})
@@ -249,6 +260,8 @@ class _Sse(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
+    _Sse.calls.clear()
+    _Sse.running.set()
     with ThreadingHTTPServer(("127.0.0.1", 0), _Sse) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -280,6 +293,20 @@ class TestClient:
     def test_silence_is_a_stall(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         with pytest.raises(StalledError, match="3 requests were waiting"):
             self.send(monkeypatch, url, "stall", SendPlan(3, 8))
+
+    def test_a_batch_begins_when_the_server_has_all_of_it(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        samples = self.send(monkeypatch, url, "good", SendPlan(3, 8))
+        assert _Sse.calls == ["/pause_generation", *["/generate"] * 3, "/continue_generation"]
+        assert len({s.sent_s for s in samples}) == 1, "all count as sent when the server was let go"
+        assert all(0 < s.sent_s < s.chunks[0][1] for s in samples)
+
+    def test_a_queue_longer_than_the_batch_is_not_held(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        self.send(monkeypatch, url, "good", SendPlan(2, 8))
+        assert _Sse.calls == ["/generate"] * 3
+
+    def test_a_server_that_cannot_be_held_is_an_error(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        with pytest.raises(HoldError, match="/pause_generation answered HTTP 500"):
+            self.send(monkeypatch, url, "no-pause", SendPlan(3, 8))
 
     def test_open_loop_latency_counts_from_the_intended_time(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         monkeypatch.setattr(_Sse, "behaviour", "good")

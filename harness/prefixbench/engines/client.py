@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -20,10 +21,16 @@ class StalledError(Exception):
     """No request of the block got a chunk for too long."""
 
 
+class HoldError(Exception):
+    """The server would not be paused, or not be released again."""
+
+
 def send_block(url: str, requests: Sequence[PromptSpec], how: SendPlan, stall_s: float) -> tuple[RequestSample, ...]:
     """Sends all requests and returns their samples in order; a request's own failure is in its sample.
 
-    Bodies are encoded before the clock starts, so that the client's work does not share the timed window.
+    Bodies are encoded before the clock starts, so that the client's work does not share the timed window. When all may
+    be in flight at once, the paused server takes them in first and then begins with all of them: long prompts would
+    otherwise arrive more slowly than they are served, and the batch never be what it should. They count as sent then.
     """
     bodies = [_body(request, how.stream_interval) for request in requests]
     return asyncio.run(_Block(url, requests, bodies, how, stall_s).run())
@@ -39,30 +46,56 @@ class _Block:
         self._how = how
         self._stall_s = stall_s
         self._start_s = self._progress_s = time.perf_counter()
+        self._held = how.in_flight is not None and 1 < len(requests) <= how.in_flight
+        self._not_taken_in = set(range(len(requests)))
+        self._all_taken_in = asyncio.Event()
 
     async def run(self) -> tuple[RequestSample, ...]:
         slots = asyncio.Semaphore(self._how.in_flight or len(self._requests))
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            if self._held:
+                await self._command(session, "pause_generation", {"mode": "in_place"})
             self._start_s = self._progress_s = time.perf_counter()
-            jobs = [
-                asyncio.create_task(self._one(session, slots, request, body))
-                for request, body in zip(self._requests, self._bodies, strict=True)
-            ]
+            jobs = [asyncio.create_task(self._one(session, slots, index)) for index in range(len(self._requests))]
+            released = asyncio.create_task(self._release(session)) if self._held else None
             pending: set[asyncio.Task[RequestSample]] = set(jobs)
             while pending:
                 _, pending = await asyncio.wait(pending, timeout=1.0)
+                if released is not None and released.done():
+                    released.result()
                 silent_s = time.perf_counter() - self._progress_s
                 if pending and silent_s > self._stall_s:
                     for job in pending:
                         job.cancel()
                     raise StalledError(f"no token for {silent_s:.0f} s while {len(pending)} requests were waiting")
-            return tuple(job.result() for job in jobs)
+            samples = tuple(job.result() for job in jobs)
+            if released is None:
+                return samples
+            released_s = await released
+            return tuple(replace(sample, sent_s=released_s) for sample in samples)
 
-    async def _one(
-        self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, request: PromptSpec, body: bytes
-    ) -> RequestSample:
+    async def _release(self, session: aiohttp.ClientSession) -> float:
+        """Lets the server begin once it has every request; the time at which it was told so."""
+        await self._all_taken_in.wait()
+        released_s = self._now()
+        await self._command(session, "continue_generation", {"torch_empty_cache": False})
+        return released_s
+
+    async def _command(self, session: aiohttp.ClientSession, name: str, body: Mapping[str, object]) -> None:
+        async with session.post(f"{self._url}/{name}", json=body) as response:
+            if response.status != 200:
+                raise HoldError(f"/{name} answered HTTP {response.status}: {(await response.text())[:300]}")
+
+    def _taken_in(self, index: int) -> None:
+        """The server has read the request (it answers at once, long before the first token), or never will."""
+        self._not_taken_in.discard(index)
+        if not self._not_taken_in:
+            self._all_taken_in.set()
+
+    async def _one(self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, index: int) -> RequestSample:
+        request = self._requests[index]
         if self._how.in_flight is None:
             await asyncio.sleep(max(0.0, request.arrival_s - self._now()))
         async with slots:
@@ -71,15 +104,19 @@ class _Block:
             sent_s = request.arrival_s if self._how.in_flight is None else self._now()
             counter = StreamCounter(sent_s, len(request.input_ids))
             try:
-                async for payload in self._payloads(session, body):
+                async for payload in self._payloads(session, index):
                     counter.feed(payload, self._now())
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 return counter.sample(f"{type(error).__name__}: {error}")
+            finally:
+                self._taken_in(index)
             return counter.sample()
 
-    async def _payloads(self, session: aiohttp.ClientSession, body: bytes) -> AsyncIterator[dict[str, Any]]:
+    async def _payloads(self, session: aiohttp.ClientSession, index: int) -> AsyncIterator[dict[str, Any]]:
         headers = {"Content-Type": "application/json"}
-        async with session.post(f"{self._url}/generate", data=body, headers=headers) as response:
+        async with session.post(f"{self._url}/generate", data=self._bodies[index], headers=headers) as response:
+            self._taken_in(index)
+            self._progress_s = time.perf_counter()
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {(await response.text())[:300]}")
             unread = b""

@@ -18,7 +18,7 @@ from prefixbench import environment
 from prefixbench.config import RunConfig
 from prefixbench.engines import checkpoints, tokenizer
 from prefixbench.engines.base import SendPlan, ServerFailedError
-from prefixbench.engines.client import StalledError, send_block
+from prefixbench.engines.client import HoldError, StalledError, send_block
 from prefixbench.engines.plugin_state import plugin_state, read_counters, read_placement
 from prefixbench.engines.process import ServerProcess, end_orphans
 from prefixbench.errors import EngineError
@@ -135,6 +135,9 @@ class SglangServer:
         except StalledError as error:
             stacks = self._process.stacks() or self._process.tail()
             raise ServerFailedError(str(error), "timeout", stacks) from None
+        except HoldError as error:
+            self._process.check_alive()
+            raise ServerFailedError(str(error), detail=self._process.tail()) from None
         if any(sample.error is not None for sample in samples):
             self._process.check_alive()
         return samples
