@@ -137,7 +137,7 @@ class _Call:
             self.v,
             (planner.part_out, planner.part_lse),
             words["group_rows"],
-            (words[f"{name}_items"], words[f"{name}_indptr"]),
+            words[f"{name}_items"],
             None if contiguous else planner.indices,
             num_ctas=planner.geometry.num_ctas,
             gqa_group=planner.geometry.gqa_group,
@@ -152,7 +152,7 @@ class _Call:
         head_dim = planner.spec.head_dim
         prefix_kernel[(geometry.num_ctas,)](
             self.q, self.k, self.v, planner.part_out, planner.part_lse,
-            words["group_rows"], words[f"{name}_items"], words[f"{name}_indptr"], planner.indices,
+            words["group_rows"], words[f"{name}_items"], planner.indices,
             *self.read_strides, self.scale_log2, self.soft_cap, self.v_scale,
             GQA=geometry.gqa_group, HEAD_DIM=head_dim, TILE=geometry.tile_rows,
             BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=64 if head_dim <= 128 else 32,
@@ -182,7 +182,7 @@ class _Call:
         block_h = 1024 // block_d if is_large else 1
         merge_step_kernel[(batch, triton.cdiv(spec.num_q_heads, block_h))](
             self.out, self.lse, planner.part_out, planner.part_lse,
-            prefix["row_tile"], prefix["row_query"], prefix["source_indptr"], prefix["sources"], suffix["indptr"],
+            prefix["row_first"], prefix["row_sources"], prefix["row_stride"], suffix["indptr"],
             *self.write_strides, planner.suffix_base, spec.num_q_heads,
             GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=2 if is_large else 4,
             WITH_LSE=self.lse is not None, DEPENDENT=self.launches_early,

@@ -19,7 +19,7 @@ from prefixonce.paged import attend_block
 @triton.jit
 def prefix_kernel(
     q, k, v, part_out, part_lse,
-    group_rows, items, cta_indptr, indices,
+    group_rows, items, indices,
     stride_qb, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh,
     scale_log2, soft_cap, v_scale,
     GQA: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -30,7 +30,8 @@ def prefix_kernel(
     dims = tl.arange(0, BLOCK_D)
     tile_rows = tl.arange(0, TILE)
     lane = tl.arange(0, BLOCK_N)
-    for index in range(tl.load(cta_indptr + cta), tl.load(cta_indptr + cta + 1)):
+    index = tl.load(items + cta * ITEM_WIDTH + 7)
+    while index >= 0:
         item = items + index * ITEM_WIDTH
         first_member = tl.load(item)
         num_rows = tl.load(item + 1)
@@ -38,6 +39,7 @@ def prefix_kernel(
         first = tl.load(item + 3)
         length = tl.load(item + 4)
         first_row = tl.load(item + 5).to(tl.int64)
+        index = tl.load(item + 6)
 
         row_mask = tile_rows < num_rows
         mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]

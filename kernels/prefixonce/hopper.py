@@ -36,9 +36,23 @@ _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
+def _first_item(items, WIDTH: gl.constexpr):
+    return gl.load(items + gl.program_id(0) * WIDTH + 7)
+
+
+@gluon.jit
 def _item(items, index, WIDTH: gl.constexpr):
+    """First member, rows, head, first key, keys and first partial row of an item, and the index of the next one."""
     item = items + index * WIDTH
-    return gl.load(item), gl.load(item + 1), gl.load(item + 2), gl.load(item + 3), gl.load(item + 4), gl.load(item + 5)
+    return (
+        gl.load(item),
+        gl.load(item + 1),
+        gl.load(item + 2),
+        gl.load(item + 3),
+        gl.load(item + 4),
+        gl.load(item + 5),
+        gl.load(item + 6),
+    )
 
 
 @gluon.jit
@@ -48,15 +62,14 @@ def _block_start(block, num_blocks, length, N: gl.constexpr):
 
 
 @gluon.jit
-def _produce_runs(k_desc, v_desc, stride_kh, stride_vh, work, rings, WIDTH: gl.constexpr):
-    items, cta_indptr = work
+def _produce_runs(k_desc, v_desc, stride_kh, stride_vh, items, rings, WIDTH: gl.constexpr):
     k_ring, v_ring, k_full, k_empty, v_full, v_empty = rings
     N: gl.constexpr = k_ring.shape[1]
     STAGES: gl.constexpr = k_ring.shape[0]
-    cta = gl.program_id(0)
     done = 0
-    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
-        _, _, head, first, length, _ = _item(items, index, WIDTH)
+    index = _first_item(items, WIDTH)
+    while index >= 0:
+        _, _, head, first, length, _, index = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         for block in range(num_blocks):
             row = first + _block_start(block, num_blocks, length, N)
@@ -86,8 +99,7 @@ def _copy_block(ring_block, pool, stride, slot_block, layout: gl.constexpr):
 
 
 @gluon.jit
-def _produce_slots(k, v, indices, strides, work, slot_ring, rings, WIDTH: gl.constexpr):
-    items, cta_indptr = work
+def _produce_slots(k, v, indices, strides, items, slot_ring, rings, WIDTH: gl.constexpr):
     stride_ks, stride_kh, stride_vs, stride_vh = strides
     k_ring, v_ring, k_full, k_empty, v_full, v_empty = rings
     N: gl.constexpr = k_ring.shape[1]
@@ -95,10 +107,10 @@ def _produce_slots(k, v, indices, strides, work, slot_ring, rings, WIDTH: gl.con
     STAGES: gl.constexpr = k_ring.shape[0]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     keys = gl.arange(0, N, gl.BlockedLayout([1], [32], [4], [0]))
-    cta = gl.program_id(0)
     done = 0
-    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
-        _, _, head, first, length, _ = _item(items, index, WIDTH)
+    index = _first_item(items, WIDTH)
+    while index >= 0:
+        _, _, head, first, length, _, index = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         k_head = k + head.to(gl.int64) * stride_kh
         v_head = v + head.to(gl.int64) * stride_vh
@@ -127,12 +139,11 @@ def _partial_sums(weights, M: gl.constexpr, N: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    half, q_half, rings, queries, partials, work, scale_log2, v_scale,
+    half, q_half, rings, queries, partials, items, scale_log2, v_scale,
     GQA: gl.constexpr, GATHER: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
     q, group_rows, stride_qb, stride_qh = queries
     part_out, part_lse = partials
-    items, cta_indptr = work
     k_ring, v_ring, k_full, k_empty, v_full, v_empty = rings
     M: gl.constexpr = q_half.shape[0]
     D: gl.constexpr = q_half.shape[1]
@@ -149,10 +160,10 @@ def _consume(
     out_dims = gl.arange(0, D, gl.SliceLayout(0, out_layout))
     columns = gl.arange(0, N, gl.SliceLayout(0, score_layout))
     no_scores = gl.zeros([M, N], gl.float32, score_layout)
-    cta = gl.program_id(0)
     done = 0
-    for index in range(gl.load(cta_indptr + cta), gl.load(cta_indptr + cta + 1)):
-        first_member, num_rows, head, _, length, first_row = _item(items, index, WIDTH)
+    index = _first_item(items, WIDTH)
+    while index >= 0:
+        first_member, num_rows, head, _, length, first_row, index = _item(items, index, WIDTH)
         num_blocks = (length + N - 1) // N
         row_mask = query_rows < num_rows
         batch_rows = gl.load(group_rows + first_member + query_rows // GQA, row_mask, other=0).to(gl.int64)
@@ -221,7 +232,7 @@ def _consume(
 
 @gluon.jit
 def _prefix_kernel(
-    q, k, v, k_desc, v_desc, part_out, part_lse, group_rows, items, cta_indptr, indices,
+    q, k, v, k_desc, v_desc, part_out, part_lse, group_rows, items, indices,
     stride_qb, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, scale_log2, v_scale,
     GQA: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
@@ -244,17 +255,16 @@ def _prefix_kernel(
     rings = (k_ring, v_ring, k_full, k_empty, v_full, v_empty)
     queries = (q, group_rows, stride_qb, stride_qh)
     partials = (part_out, part_lse)
-    work = (items, cta_indptr)
-    first = (0, q_tile.index(0), rings, queries, partials, work, scale_log2, v_scale, GQA, GATHER, WIDTH)
-    second = (1, q_tile.index(1), rings, queries, partials, work, scale_log2, v_scale, GQA, GATHER, WIDTH)
+    first = (0, q_tile.index(0), rings, queries, partials, items, scale_log2, v_scale, GQA, GATHER, WIDTH)
+    second = (1, q_tile.index(1), rings, queries, partials, items, scale_log2, v_scale, GQA, GATHER, WIDTH)
     if GATHER:
         strides = (stride_ks, stride_kh, stride_vs, stride_vh)
         slot_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         slot_ring = gl.allocate_shared_memory(gl.int32, [2, N], slot_layout)
-        slots = (k, v, indices, strides, work, slot_ring, rings, WIDTH)
+        slots = (k, v, indices, strides, items, slot_ring, rings, WIDTH)
         gl.warp_specialize([(_consume, first), (_consume, second), (_produce_slots, slots)], [4, 4], [232, 40])
     else:
-        runs = (k_desc, v_desc, stride_kh, stride_vh, work, rings, WIDTH)
+        runs = (k_desc, v_desc, stride_kh, stride_vh, items, rings, WIDTH)
         gl.warp_specialize([(_consume, first), (_consume, second), (_produce_runs, runs)], [4, 1], [240, 24])
 
 
@@ -264,7 +274,7 @@ def launch_prefix(
     v: Tensor,
     partials: tuple[Tensor, Tensor],
     group_rows: Tensor,
-    work: tuple[Tensor, Tensor],
+    items: Tensor,
     indices: Tensor | None,
     *,
     num_ctas: int,
@@ -273,9 +283,9 @@ def launch_prefix(
     scale_log2: float,
     v_scale: float,
 ) -> None:
-    """One launch over `work` (items, cta_indptr): from contiguous runs, or through slot lists if `indices` is given."""
+    """One launch over the words of an `ItemList`: from contiguous runs, or through slot lists if `indices` is given."""
     _prefix_kernel[(num_ctas,)](
-        q, k, v, _descriptor(k), _descriptor(v), *partials, group_rows, *work, indices,
+        q, k, v, _descriptor(k), _descriptor(v), *partials, group_rows, items, indices,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], scale_log2, v_scale,
         GQA=gqa_group, GATHER=indices is not None, STAGES=_STAGES, WIDTH=item_width, num_warps=4,
     )  # fmt: skip

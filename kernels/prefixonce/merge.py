@@ -84,18 +84,9 @@ def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 @triton.jit
-def _source_rows(plan, index):
-    """Partial row of every query's `index`-th source, -1 past its last: first those of its tile, then of its suffix."""
-    sources, begin, num_prefix, first_query, num_suffix, first_suffix, num_q_heads = plan
-    prefix_rows = tl.load(sources + begin + index, index < num_prefix, other=0) + first_query
-    suffix_rows = first_suffix + (index - num_prefix) * num_q_heads
-    return tl.where(index < num_prefix, prefix_rows, tl.where(index < num_prefix + num_suffix, suffix_rows, -1))
-
-
-@triton.jit
 def merge_step_kernel(
     out, out_lse, part_out, part_lse,
-    row_tile, row_query, source_indptr, sources, suffix_indptr,
+    row_first, row_sources, row_stride, suffix_indptr,
     stride_ob, stride_oh, stride_lb, stride_lh,
     suffix_base, num_q_heads,
     GQA: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr,
@@ -109,21 +100,18 @@ def merge_step_kernel(
     row = tl.program_id(0)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = heads < num_q_heads
-    tile = tl.load(row_tile + row)
-    is_shared = head_mask & (tile >= 0)
-    begin = tl.load(source_indptr + tile + heads // GQA, is_shared, other=0)
-    num_prefix = tl.load(source_indptr + tile + heads // GQA + 1, is_shared, other=0) - begin
+    unit = row * (num_q_heads // GQA) + heads // GQA
+    num_prefix = tl.load(row_sources + unit, head_mask, other=0)
+    first_prefix = tl.load(row_first + unit, head_mask, other=0) + heads % GQA
     suffix_begin = tl.load(suffix_indptr + row)
     num_suffix = tl.load(suffix_indptr + row + 1) - suffix_begin
-    first_query = tl.load(row_query + row) + heads % GQA
     first_suffix = suffix_base + suffix_begin * num_q_heads + heads
-    plan = (sources, begin, num_prefix, first_query, tl.where(head_mask, num_suffix, 0), first_suffix, num_q_heads)
-    rows = ()
-    for i in tl.static_range(UNROLL):
-        rows += (_source_rows(plan, i),)
+    num_sources = tl.where(head_mask, num_prefix + num_suffix, 0)
+    stride_prefix = tl.load(row_stride + row)
+    most = tl.max(num_prefix) + num_suffix
     if DEPENDENT:
         gdc_wait()
-    if (tile < 0) & (num_suffix == 1):
+    if (most == 1) & (num_suffix == 1):
         return  # the suffix kernel wrote this row itself
 
     dims = tl.arange(0, BLOCK_D)
@@ -131,17 +119,18 @@ def merge_step_kernel(
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     denominator = tl.zeros([BLOCK_H], tl.float32)
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    for first in range(0, tl.max(num_prefix) + num_suffix, UNROLL):
+    for first in range(0, most, UNROLL):
         outs = ()
         lses = ()
         for i in tl.static_range(UNROLL):
-            lses += (tl.load(part_lse + rows[i], rows[i] >= 0, other=float("-inf")),)
-            offsets = rows[i].to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-            outs += (tl.load(part_out + offsets, (rows[i] >= 0)[:, None] & dim_mask[None, :], other=0.0),)
-        following = ()
-        for i in tl.static_range(UNROLL):
-            following += (_source_rows(plan, first + UNROLL + i),)
-        rows = following
+            index = first + i
+            prefix_rows = first_prefix + index * stride_prefix
+            suffix_rows = first_suffix + (index - num_prefix) * num_q_heads
+            rows = tl.where(index < num_prefix, prefix_rows, suffix_rows)
+            mask = index < num_sources
+            lses += (tl.load(part_lse + rows, mask, other=float("-inf")),)
+            offsets = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+            outs += (tl.load(part_out + offsets, mask[:, None] & dim_mask[None, :], other=0.0),)
         for i in tl.static_range(UNROLL):
             acc, denominator, peak = add_source(acc, denominator, peak, outs[i], lses[i])
     result, lse = finish(acc, denominator, peak)

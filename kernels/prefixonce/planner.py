@@ -223,17 +223,14 @@ class StepPlanner:
                     f"{prefix.partial_rows} prefix partials, room for {self.suffix_base}; raise max_batch"
                 )
             sections = {
-                "dense_items": prefix.dense.items,
-                "dense_indptr": prefix.dense.cta_indptr,
-                "gather_items": prefix.gather.items,
-                "gather_indptr": prefix.gather.cta_indptr,
+                "dense_items": prefix.dense.words(),
+                "gather_items": prefix.gather.words(),
                 "group_rows": prefix.group_rows,
-                "row_tile": prefix.row_tile,
-                "row_query": prefix.row_query,
-                "source_indptr": prefix.source_indptr,
-                "sources": prefix.sources,
+                "row_first": prefix.row_first,
+                "row_sources": prefix.row_sources,
+                "row_stride": prefix.row_stride,
             }
-            self.prefix_words.fill(sections, {"row_tile": -1})
+            self.prefix_words.fill(sections, {"row_sources": 0})
             self._prefix, self._prefix_key = prefix, key
         return self._prefix
 
@@ -275,7 +272,7 @@ class StepPlanner:
     def _allocate(self, max_tokens: int) -> None:
         spec, geometry = self.spec, self.geometry
         tiles = self.max_batch  # every group has at least one row
-        items = tiles * spec.num_kv_heads * (MAX_SEGMENTS + 1) + 2 * geometry.num_ctas
+        items = tiles * spec.num_kv_heads * (MAX_SEGMENTS + 1) + 3 * geometry.num_ctas
         prefix_rows = self.max_batch * spec.num_q_heads * (MAX_SEGMENTS + 1)
         prefix_rows += 2 * geometry.num_ctas * geometry.tile_rows
         self.indices = torch.zeros(max_tokens, dtype=torch.int32, device=self.device)
@@ -283,14 +280,11 @@ class StepPlanner:
         self.prefix_words = _Words(
             {
                 "dense_items": items * PREFIX_ITEM_WIDTH,
-                "dense_indptr": geometry.num_ctas + 1,
                 "gather_items": items * PREFIX_ITEM_WIDTH,
-                "gather_indptr": geometry.num_ctas + 1,
                 "group_rows": self.max_batch,
-                "row_tile": self.max_batch,
-                "row_query": self.max_batch,
-                "source_indptr": tiles * spec.num_kv_heads + 1,
-                "sources": 2 * items,
+                "row_first": self.max_batch * spec.num_kv_heads,
+                "row_sources": self.max_batch * spec.num_kv_heads,
+                "row_stride": self.max_batch,
             },
             self.device,
         )

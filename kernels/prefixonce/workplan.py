@@ -18,7 +18,7 @@ from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup, Segment
 
 IntArray = npt.NDArray[np.int32]
 
-PREFIX_ITEM_WIDTH = 8  # first member, query rows, KV head, first key, keys, first partial row, two words of padding
+PREFIX_ITEM_WIDTH = 8  # first member, query rows, KV head, first key, keys, first partial row, two of `words`
 SUFFIX_ITEM_WIDTH = 4  # batch row, first key, keys, 1 if the row has no other partial
 COPY_WIDTH = 4  # batch row, first position, tokens, first packed index
 MAX_SEGMENTS = 4  # longer chains are read through slots, which bounds the partials of a row
@@ -54,23 +54,43 @@ class ItemList:
     items: IntArray
     cta_indptr: IntArray
 
+    def words(self) -> IntArray:
+        """As kernels read them: the first item of thread block c at index c, all others after those.
+
+        Word 6 of an item is the index of its thread block's next one, word 7 at index c is c; -1 if there is none.
+        """
+        counts = np.diff(self.cta_indptr)
+        busy = np.flatnonzero(counts)
+        is_first = np.zeros(len(self.items) + 1, np.bool_)
+        is_first[self.cta_indptr[busy]] = is_first[-1] = True
+        index = np.full(len(self.items) + 1, -1)
+        index[:-1][is_first[:-1]] = busy
+        index[~is_first] = len(counts) + np.arange(np.count_nonzero(~is_first))
+        words = np.full((len(counts) + len(self.items) - len(busy), PREFIX_ITEM_WIDTH), -1, np.int32)
+        words[index[:-1], :6] = self.items[:, :6]
+        words[index[:-1], 6] = np.where(is_first[1:], -1, index[1:])
+        words[busy, 7] = busy
+        return words
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixPlan:
-    """`sources[source_indptr[t * heads + h]:...]` are the first partial rows of query tile t and KV head h.
+    """Query tile t and KV head h have `diff(source_indptr)[t * heads + h]` partials, one after the other.
 
-    `row_tile` is -1 for rows without a shared prefix, `row_query` the row's first query in its tile. `copies` are the
-    slot lists that the gather items read; they fill the first `packed_tokens` of the packed indices.
+    `row_tile` is t * heads, or -1 for rows without a shared prefix. The first query of batch row r and KV head h has
+    its partials in rows row_first[r, h] + i * row_stride[r], i < row_sources[r, h]. `copies` are the slot lists that
+    the gather items read; they fill the first `packed_tokens` of the packed indices.
     """
 
     dense: ItemList
     gather: ItemList
     group_rows: IntArray
     row_tile: IntArray
-    row_query: IntArray
     row_prefix: IntArray
+    row_first: IntArray
+    row_sources: IntArray
+    row_stride: IntArray
     source_indptr: IntArray
-    sources: IntArray
     copies: IntArray
     packed_tokens: int
     partial_rows: int
@@ -140,6 +160,7 @@ def plan_prefix(step: DecodeStep, choice: Choice, geometry: Geometry, num_ctas: 
     """Deals the shared prefixes of a step to `num_ctas` thread blocks."""
     row_tile = np.full(step.batch_size, -1, np.int32)
     row_query = np.zeros(step.batch_size, np.int32)
+    row_stride = np.zeros(step.batch_size, np.int32)
     row_prefix = np.zeros(step.batch_size, np.int32)
     group_rows: list[int] = []
     copies: list[tuple[int, int, int, int]] = []
@@ -156,6 +177,7 @@ def plan_prefix(step: DecodeStep, choice: Choice, geometry: Geometry, num_ctas: 
         member = np.arange(len(rows))
         row_tile[rows] = (tiles + member // per_tile) * geometry.num_kv_heads
         row_query[rows] = member % per_tile * geometry.gqa_group
+        row_stride[rows] = np.minimum(per_tile, len(rows) - member // per_tile * per_tile) * geometry.gqa_group
         row_prefix[rows] = group.prefix_tokens
         runs, loose = _split_pieces(group, path, geometry.block_tokens)
         count = _ceil(len(rows), per_tile)
@@ -169,33 +191,52 @@ def plan_prefix(step: DecodeStep, choice: Choice, geometry: Geometry, num_ctas: 
             gather.append(_Load(tiles, len(group_rows), len(rows), count, ((start, packed - start),)))
         group_rows.extend(group.rows)
         tiles += count
-    fragments = [_deal(loads, geometry, num_ctas) for loads in (dense, gather)]
-    sources: list[list[int]] = [[] for _ in range(tiles * geometry.num_kv_heads)]
-    partial_rows = 0
+    dealt = [_deal(loads, geometry, num_ctas) for loads in (dense, gather)]
+    items, source_indptr, unit_first = _lay_out(
+        [part for each in dealt for cta in each for part in cta], tiles, geometry
+    )
     lists = []
-    for dealt in fragments:
-        items = np.zeros((sum(map(len, dealt)), PREFIX_ITEM_WIDTH), np.int32)
-        for index, part in enumerate(part for cta in dealt for part in cta):
-            first = part.tile * per_tile
-            rows_in_tile = min(per_tile, part.load.members - first) * geometry.gqa_group
-            member_offset = part.load.first_member + first
-            items[index, :6] = (member_offset, rows_in_tile, part.head, part.key, part.keys, partial_rows)
-            sources[(part.load.first_tile + part.tile) * geometry.num_kv_heads + part.head].append(partial_rows)
-            partial_rows += rows_in_tile
-        lists.append(ItemList(items, _indptr([len(cta) for cta in dealt])))
+    for fragments in dealt:
+        cta_indptr = _indptr([len(cta) for cta in fragments])
+        lists.append(ItemList(items[: cta_indptr[-1]], cta_indptr))
+        items = items[cta_indptr[-1] :]
+    is_shared = row_tile >= 0
+    units = row_tile[is_shared, None] + np.arange(geometry.num_kv_heads)
+    row_first = np.zeros((step.batch_size, geometry.num_kv_heads), np.int32)
+    row_first[is_shared] = unit_first[units] + row_query[is_shared, None]
+    row_sources = np.zeros_like(row_first)
+    row_sources[is_shared] = np.diff(source_indptr)[units]
     return PrefixPlan(
         dense=lists[0],
         gather=lists[1],
         group_rows=np.asarray(group_rows, np.int32),
         row_tile=row_tile,
-        row_query=row_query,
         row_prefix=row_prefix,
-        source_indptr=_indptr([len(rows) for rows in sources]),
-        sources=np.asarray([row for rows in sources for row in rows], np.int32),
+        row_first=row_first,
+        row_sources=row_sources,
+        row_stride=row_stride,
+        source_indptr=source_indptr,
         copies=np.asarray(copies, np.int32).reshape(-1, COPY_WIDTH),
         packed_tokens=packed,
-        partial_rows=partial_rows,
+        partial_rows=sum(int(work.items[:, 1].sum()) for work in lists),
     )
+
+
+def _lay_out(parts: Sequence[_Fragment], tiles: int, geometry: Geometry) -> tuple[IntArray, IntArray, IntArray]:
+    """Items, `source_indptr` and the first partial row of every (tile, head), whose partials are adjacent."""
+    per_tile = geometry.members_per_tile
+    items = np.zeros((len(parts), PREFIX_ITEM_WIDTH), np.int32)
+    unit = np.empty(len(parts), np.int32)
+    for index, part in enumerate(parts):
+        first = part.tile * per_tile
+        rows = min(per_tile, part.load.members - first) * geometry.gqa_group
+        items[index, :5] = (part.load.first_member + first, rows, part.head, part.key, part.keys)
+        unit[index] = (part.load.first_tile + part.tile) * geometry.num_kv_heads + part.head
+    order = np.argsort(unit, kind="stable")
+    ends = np.cumsum(items[order, 1])
+    items[order, 5] = ends - items[order, 1]
+    indptr = np.searchsorted(unit[order], np.arange(tiles * geometry.num_kv_heads + 1)).astype(np.int32)
+    return items, indptr, items[order[indptr[:-1]], 5]
 
 
 def plan_suffix(

@@ -62,7 +62,7 @@ def compile_paged(capability, head_dim, kv_dtype=torch.bfloat16, soft_cap=False)
 def compile_prefix(contiguous, head_dim):
     tile = 128 if head_dim <= 128 else 64
     return prefix_kernel.warmup(
-        pool(head_dim), pool(head_dim), pool(head_dim), FLOATS, FLOATS, WORDS, WORDS, WORDS, WORDS,
+        pool(head_dim), pool(head_dim), pool(head_dim), FLOATS, FLOATS, WORDS, WORDS, WORDS,
         *STRIDES, 0.1, 0.0, 1.0,
         GQA=4, HEAD_DIM=head_dim, TILE=tile, BLOCK_D=1 << (head_dim - 1).bit_length(),
         BLOCK_N=64 if head_dim <= 128 else 32, CONTIGUOUS=contiguous, HAS_CAP=False, ITEM_WIDTH=PREFIX_ITEM_WIDTH,
@@ -92,7 +92,7 @@ def test_portable_kernels(target, head_dim):
 def test_merge(target):
     early = target == 90
     kernel = merge_step_kernel.warmup(
-        pool(128), None, FLOATS, FLOATS, WORDS, WORDS, WORDS, WORDS, WORDS, 4096, 128, 0, 0, 64, 32,
+        pool(128), None, FLOATS, FLOATS, WORDS, WORDS, WORDS, WORDS, 4096, 128, 0, 0, 64, 32,
         GQA=4, HEAD_DIM=128, BLOCK_H=8, BLOCK_D=128, UNROLL=4, WITH_LSE=False, DEPENDENT=early,
         num_warps=4, launch_pdl=early, grid=(1,),
     )  # fmt: skip
@@ -112,7 +112,7 @@ def test_hopper_kernel(target, gather, head_dim, tmp_path):
 
     kv = pool(head_dim)
     kernel = hopper._prefix_kernel.warmup(
-        kv, kv, kv, hopper._descriptor(kv), hopper._descriptor(kv), FLOATS, FLOATS, WORDS, WORDS, WORDS,
+        kv, kv, kv, hopper._descriptor(kv), hopper._descriptor(kv), FLOATS, FLOATS, WORDS, WORDS,
         WORDS if gather else None, *STRIDES, 0.1, 1.0,
         GQA=4, GATHER=gather, STAGES=2, WIDTH=PREFIX_ITEM_WIDTH, num_warps=4, grid=(1,),
     )  # fmt: skip

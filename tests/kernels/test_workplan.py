@@ -46,15 +46,17 @@ def assert_complete(step, prefix, geometry):
     written = np.zeros(prefix.partial_rows, int)
     for work in (prefix.dense, prefix.gather):
         assert work.cta_indptr[-1] == len(work.items)
+        assert_same_items(work)
         for member, rows, head, key, keys, first_row, *_ in work.items:
             assert rows % geometry.gqa_group == 0
             assert keys > 0
             written[first_row : first_row + rows] += 1
             for position in range(rows // geometry.gqa_group):
                 row = prefix.group_rows[member + position]
-                tile = prefix.row_tile[row] + head
-                assert first_row in prefix.sources[prefix.source_indptr[tile] : prefix.source_indptr[tile + 1]]
-                assert prefix.row_query[row] == position * geometry.gqa_group
+                sources = np.arange(prefix.row_sources[row, head])
+                queries = prefix.row_first[row, head] + sources * prefix.row_stride[row]
+                assert first_row + position * geometry.gqa_group in queries
+                assert len(sources) == np.diff(prefix.source_indptr)[prefix.row_tile[row] + head]
                 kind = work is prefix.dense
                 read.setdefault((row, head), []).append((kind, key, keys))
     assert (written == 1).all()
@@ -70,6 +72,18 @@ def assert_complete(step, prefix, geometry):
                 for key, keys in runs
             ]
             assert all(inside), "a run is never left"
+
+
+def assert_same_items(work):
+    """What a thread block finds through `words` are its items, in their order."""
+    words = work.words()
+    for cta, (begin, end) in enumerate(itertools.pairwise(work.cta_indptr)):
+        found, index = [], words[cta, 7]
+        assert index == (cta if begin < end else -1)
+        while index >= 0:
+            found.append(words[index, :6])
+            index = words[index, 6]
+        assert np.array_equal(np.reshape(found, (-1, 6)), work.items[begin:end, :6])
 
 
 def _segments(g):
