@@ -118,6 +118,7 @@ def serving_record(
     counter_changes: Mapping[str, object] | None = None,
     flags: tuple[str, ...] = (),
     sm_clock_mhz: int | None = None,
+    telemetry: tuple[Telemetry, ...] = (),
     environment: Environment = H200,
     labels: tuple[str, ...] = ("random-weights",),
     status: str = "ok",
@@ -130,7 +131,6 @@ def serving_record(
     """One record; a sequence of `step_s` gives one block each. `ran` overrides which path served the steps."""
     case = replace(SERVING, path=path, **case_changes)  # type: ignore[arg-type]
     steps = case.output_tokens - 1
-    telemetry = ()
     if sm_clock_mhz is not None:
         telemetry = (Telemetry("nvml", 0.1, 0, (TelemetrySample(0.0, sm_clock_mhz=sm_clock_mhz),)),)
     made = []

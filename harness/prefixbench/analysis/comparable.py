@@ -14,6 +14,7 @@ from prefixbench.record import Environment, Record
 BATCH_TOLERANCE = 0.05
 PATH_SHARE_TOLERANCE = 0.10
 CLOCK_TOLERANCE = 0.03
+POWER_TOLERANCE = 0.05
 HIT_RATE_TOLERANCE = 0.01
 
 # What a change to this project may change; everything else installed must stay as it was.
@@ -57,7 +58,6 @@ def measured_mismatches(baseline: pd.DataFrame, candidate: pd.DataFrame, where: 
     checks = [
         ("cache hit rate", "hit_rate", HIT_RATE_TOLERANCE, False),
         ("realized batch", "realized_batch", BATCH_TOLERANCE, True),
-        ("SM clock (MHz)", "sm_clock_mhz", CLOCK_TOLERANCE, True),
         *((f"share of steps by {kernel}", f"share_{kernel}", PATH_SHARE_TOLERANCE, False) for kernel in KERNELS),
     ]
     for key, column, tolerance, relative in checks:
@@ -66,7 +66,30 @@ def measured_mismatches(baseline: pd.DataFrame, candidate: pd.DataFrame, where: 
         before, after = float(baseline[column].mean()), float(candidate[column].mean())
         if abs(after - before) > tolerance * (abs(before) if relative else 1):
             found.append(Mismatch(key, f"{before:.4g}", f"{after:.4g}", where))
+    clock = clock_mismatch(baseline, candidate, where)
+    if clock is not None and not is_clock_own_doing(baseline, candidate):
+        found.append(clock)
     return found
+
+
+def clock_mismatch(baseline: pd.DataFrame, candidate: pd.DataFrame, where: str) -> Mismatch | None:
+    """The mean SM clocks of two arms where they differ by more than the tolerance."""
+    before, after = (float(rows["sm_clock_mhz"].mean()) for rows in (baseline, candidate))
+    if not abs(after - before) > CLOCK_TOLERANCE * before:
+        return None
+    return Mismatch("SM clock (MHz)", f"{before:.4g}", f"{after:.4g}", where)
+
+
+def is_clock_own_doing(baseline: pd.DataFrame, candidate: pd.DataFrame) -> bool:
+    """Whether the slower arm's clock is its own work's doing: held by the power cap while it drew no less.
+
+    Drawing less at a lower clock means that the cap was lowered from outside. Both arms must come from one machine:
+    chips of one kind reach different clocks under the same cap.
+    """
+    slow, fast = sorted((baseline, candidate), key=lambda rows: float(rows["sm_clock_mhz"].mean()))
+    drew_no_less = slow["power_w"].mean() >= (1 - POWER_TOLERANCE) * fast["power_w"].mean()  # False where unknown
+    is_one_machine = len({*baseline["hostname"], *candidate["hostname"]}) == 1
+    return bool(is_one_machine and drew_no_less and slow["power_cap_share"].mean() > 0)
 
 
 def case_mismatches(baseline: Mapping[str, Record], candidate: Mapping[str, Record]) -> list[Mismatch]:

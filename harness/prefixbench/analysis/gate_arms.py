@@ -10,7 +10,13 @@ import numpy as np
 import pandas as pd
 
 from prefixbench.analysis import frame
-from prefixbench.analysis.comparable import Mismatch, case_label, measured_mismatches
+from prefixbench.analysis.comparable import (
+    Mismatch,
+    case_label,
+    clock_mismatch,
+    is_clock_own_doing,
+    measured_mismatches,
+)
 from prefixbench.analysis.family import Array
 from prefixbench.record import Record
 
@@ -71,6 +77,9 @@ def compare_case(
     if _is_spoilt(before) or _is_spoilt(after):
         mismatch = Mismatch("valid blocks", _valid_blocks(before), _valid_blocks(after), label)
         return CaseComparison((), (mismatch,), failures, tuple(notes))
+    clock = clock_mismatch(before, after, label)
+    if clock is not None and is_clock_own_doing(before, after):
+        notes.append(f"{clock}: the power cap held the slower one, which drew no less, so this is its own doing")
     interleaved = _interleaved(before, after)
     arms = []
     for metric in metrics:
@@ -92,6 +101,7 @@ def primary_arm(arms: Sequence[Arm], metric: str | None) -> Arm | None:
 
 
 def _launch_rows(records: Sequence[Record], exclude: Sequence[str]) -> pd.DataFrame:
+    """Launches in order of start; a kernel's launch is one block, its cell."""
     serving = frame.launches(frame.blocks(records, exclude))
     if not serving.empty:
         return serving.sort_values("started_at")
@@ -99,9 +109,13 @@ def _launch_rows(records: Sequence[Record], exclude: Sequence[str]) -> pd.DataFr
     if kernels.empty:
         return kernels
     rows = kernels.groupby("launch_id", sort=False).first().reset_index().sort_values("started_at")
+    reasons = [frame.flagged(flags, exclude) for flags in rows["flags"]]
+    rows["blocks_excluded"] = [int(reason is not None) for reason in reasons]
+    rows["blocks_used"] = 1 - rows["blocks_excluded"]
+    rows["exclusions"] = [() if reason is None else (reason,) for reason in reasons]
     for l2, name in (("warm", "kernel_us"), ("cold", "kernel_cold_us")):
         timed = kernels[kernels["l2"] == l2].set_index("launch_id")["kernel_us"]
-        rows[name] = rows["launch_id"].map(timed)
+        rows[name] = rows["launch_id"].map(timed).where(rows["blocks_used"] > 0)
     return rows
 
 
@@ -137,7 +151,7 @@ def _failures(baseline: Sequence[Record], candidate: Sequence[Record]) -> list[s
 
 def _flag_notes(rows: pd.DataFrame, exclude: Sequence[str]) -> list[str]:
     """What was left out, and which other warnings the blocks that count carry."""
-    if "flags" not in rows:
+    if rows.empty:
         return []
     kinds = ({f.partition(":")[0] for f in flags if not frame.flagged([f], exclude)} for flags in rows["flags"])
     kept = Counter(kind for launch in kinds for kind in launch)
@@ -147,7 +161,7 @@ def _flag_notes(rows: pd.DataFrame, exclude: Sequence[str]) -> list[str]:
 
 
 def _is_spoilt(rows: pd.DataFrame) -> bool:
-    return "blocks_used" in rows and not rows["blocks_used"].any()
+    return not rows["blocks_used"].any()
 
 
 def _valid_blocks(rows: pd.DataFrame) -> str:

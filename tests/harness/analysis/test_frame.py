@@ -9,7 +9,7 @@ import pytest
 
 from harness.builders import CPU, kernel_record, serving_record
 from prefixbench.analysis import frame
-from prefixbench.record import Traffic
+from prefixbench.record import Telemetry, TelemetrySample, Traffic
 
 
 def test_one_row_per_block_and_one_per_record() -> None:
@@ -34,6 +34,33 @@ def test_flagged_blocks_are_left_out_only_by_rule_and_counted() -> None:
     assert ruled["blocks_excluded"].tolist() == [0, 1]
     assert math.isnan(ruled["decode_tok_s"][1])
     assert ruled["exclusions"][1] == ("throttled: GPU 0",)
+
+
+def watched(*readings: tuple[int, int | None]) -> tuple[Telemetry, ...]:
+    samples = (TelemetrySample(i / 10, clock, throttle_reasons=bits) for i, (clock, bits) in enumerate(readings))
+    return (Telemetry("nvml", 0.1, 0, tuple(samples)),)
+
+
+def test_clocks_are_judged_from_samples_not_from_what_was_written_down() -> None:
+    old = ("cold-cache", "throttled: GPU 0, power cap in 2 of 3 samples", "clock fell: GPU 0, 1665 MHz")
+    by_cap = serving_record("full", flags=old[1:], telemetry=watched((1980, 0), (1665, 0x4), (1700, 0x4)))
+    hot = serving_record("full", 1, flags=(), telemetry=watched((1980, 0), (1665, 0x40), (1700, 0x40)))
+    unreadable = serving_record("full", 2, flags=old, telemetry=watched((1980, None)))
+    rows = frame.blocks([by_cap, hot, unreadable], exclude=frame.UNTRUSTWORTHY)
+    assert rows["excluded"].tolist() == [False, True, True]
+    assert rows["flags"][0] == ("power cap: GPU 0, in 2 of 3 samples, SM clock 1665 to 1980 MHz (1782 on average)",)
+    assert rows["flags"][2] == old
+    launches = frame.launches(rows)
+    assert launches["power_cap_share"][0] == pytest.approx(2 / 3)
+    assert launches["sm_clock_mhz"][0] == pytest.approx(1781.7, abs=0.1)
+
+
+def test_a_block_at_a_low_clock_is_found_out_by_the_launch_that_it_belongs_to() -> None:
+    slow = serving_record("cascade", telemetry=watched((1580, 0)))
+    fast = serving_record("stock", telemetry=watched((1980, 0)))
+    elsewhere = serving_record("stock", launch=1, telemetry=watched((1980, 0)))
+    assert frame.blocks([slow, fast], exclude=frame.UNTRUSTWORTHY)["excluded"].tolist() == [True, False]
+    assert frame.blocks([slow, elsewhere], exclude=frame.UNTRUSTWORTHY)["excluded"].tolist() == [False, False]
 
 
 def test_paths_of_a_point_are_paired_and_stock_is_the_unmodified_one() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.builders import H200, kernel_record, serving_record
 from prefixbench.analysis.family import Rule
 from prefixbench.analysis.gate import GateConfig, evaluate
-from prefixbench.record import Failure, Record
+from prefixbench.record import Failure, Record, Telemetry, TelemetrySample
 
 CONFIG = GateConfig()
 
@@ -144,6 +144,39 @@ def test_lower_clock_is_not_a_regression() -> None:
     assert "SM clock (MHz): 1980 in the baseline, 1580" in result.reasons[0]
 
 
+def capped(clock_mhz: int, power_w: float | None, bits: int = 0x4) -> tuple[Telemetry, ...]:
+    samples = (TelemetrySample(i / 10, clock_mhz, power_w=power_w, throttle_reasons=bits) for i in range(3))
+    return (Telemetry("nvml", 0.1, 0, tuple(samples)),)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "outcome"),
+    [
+        (capped(1780, 690.0), "pass"),  # faster work that draws more: its clock is a part of its speed
+        (capped(1780, 500.0), "not comparable"),  # the cap was lowered: drawing less, slower all the same
+        (capped(1780, None), "not comparable"),
+        (capped(1780, 690.0, bits=0), "not comparable"),
+        (capped(1780, 690.0, bits=0x44), "not comparable"),
+    ],
+    ids=["own doing", "lowered cap", "power unknown", "no cap", "thermal"],
+)
+def test_a_clock_may_differ_only_where_the_work_itself_hit_the_cap(
+    candidate: tuple[Telemetry, ...], outcome: str
+) -> None:
+    before = side("base", telemetry=capped(1980, 600.0, bits=0))
+    result = evaluate(before, side("new", 0.9, telemetry=candidate), CONFIG)
+    assert result.outcome == outcome
+    said = [note for note in result.notes if "the power cap held the slower one" in note]
+    assert len(said) == (outcome == "pass")
+
+
+def test_another_machine_does_not_vouch_for_a_capped_clock() -> None:
+    before = side("base", telemetry=capped(1980, 600.0, bits=0))
+    after = with_environment(side("new", 0.9, telemetry=capped(1780, 690.0)), hostname="host-b")
+    result = evaluate(before, after, CONFIG)
+    assert "SM clock (MHz): 1980 in the baseline, 1780" in result.reasons[0]
+
+
 def test_an_arm_without_valid_blocks_is_not_compared() -> None:
     result = evaluate(side("base"), side("new", 1.25, flags=("throttled: GPU 0, hot",)), CONFIG)
     assert result.outcome == "not comparable"
@@ -199,6 +232,18 @@ def test_kernel_records_are_gated_too() -> None:
         ).outcome
         == "pass"
     )
+
+
+def test_a_kernel_timed_on_a_hot_chip_is_not_compared() -> None:
+    before = [kernel_record(launch=i) for i in range(5)]
+    hot = capped(1980, 600.0, bits=0x40)
+    after = [
+        replace(r, measurement=replace(r.measurement, telemetry=hot))
+        for r in (kernel_record(launch=i + 5) for i in range(5))
+    ]
+    result = evaluate(before, after, CONFIG)
+    assert result.outcome == "not comparable"
+    assert "0 used, 5 left out (throttled: GPU 0, hardware thermal limit" in result.reasons[0]
 
 
 def test_nothing_measured_is_undecided() -> None:
