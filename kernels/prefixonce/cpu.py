@@ -48,6 +48,7 @@ class CpuPlan:
 
 def plan(step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor) -> CpuPlan:
     """`table` int32 [table_rows, max_context] maps (row, position) to a slot; `rows` int64 [batch] picks the row."""
+    seq_lens = step.lengths.tolist()
     first_own = [0] * step.batch_size
     shared = []
     for group, path in zip(step.groups, choice.paths, strict=True):
@@ -55,10 +56,10 @@ def plan(step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor) -> CpuPl
             continue
         shared.append(_Shared(torch.tensor(group.rows), _pieces(group, path)))
         for row in group.rows:
-            if group.prefix_tokens > step.seq_lens[row]:
-                raise LayoutError(f"row {row} has {step.seq_lens[row]} tokens, its prefix {group.prefix_tokens}")
+            if group.prefix_tokens > seq_lens[row]:
+                raise LayoutError(f"row {row} has {seq_lens[row]} tokens, its prefix {group.prefix_tokens}")
             first_own[row] = group.prefix_tokens
-    return CpuPlan(tuple(shared), tuple(_chunks(step.seq_lens, first_own, table, rows)))
+    return CpuPlan(tuple(shared), tuple(_chunks(seq_lens, first_own, table, rows)))
 
 
 def run(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from prefixonce.errors import LayoutError
 
@@ -86,7 +90,7 @@ class PrefixGroup:
         return self.contiguous_tokens == self.prefix_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeStep:
     """One decode step of one rank, as the host knows it before planning.
 
@@ -94,7 +98,7 @@ class DecodeStep:
     No row is in two groups. Head counts are per rank (after tensor parallelism).
     """
 
-    seq_lens: tuple[int, ...]
+    seq_lens: Sequence[int] | npt.NDArray[np.int64]
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
@@ -103,6 +107,11 @@ class DecodeStep:
     @property
     def batch_size(self) -> int:
         return len(self.seq_lens)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """`seq_lens` as an array; free if it is one."""
+        return np.asarray(self.seq_lens, np.int64)
 
     @property
     def gqa_group(self) -> int:
@@ -124,3 +133,25 @@ class Choice:
     paths: tuple[Path, ...]
     reasons: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    """The groups of a step whose prefix really is read once, and the tokens that are so read, over all groups.
+
+    `tokens_per_row` counts every row's prefix, as stock reads it.
+    """
+
+    groups: tuple[PrefixGroup, ...]
+    tokens_once: int
+    tokens_per_row: int
+
+    @classmethod
+    def of(cls, groups: tuple[PrefixGroup, ...], choice: Choice) -> Sharing:
+        pairs = zip(groups, choice.paths, strict=True)
+        shared = tuple(group for group, path in pairs if path in (Path.CASCADE, Path.DENSE))
+        return cls(
+            shared,
+            sum(group.prefix_tokens for group in shared),
+            sum(len(group.rows) * group.prefix_tokens for group in shared),
+        )

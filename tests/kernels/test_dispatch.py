@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixonce import Choice, DecodeStep, Limits, Mode, Path, PrefixGroup, Segment, SlotPiece, choose
+from prefixonce.dispatch import Dispatcher
 from prefixonce.errors import LayoutError, PrefixOnceError
 
 
@@ -85,6 +89,77 @@ def test_auto_takes_the_cheapest(cheapest: str) -> None:
 def test_auto_shares_only_what_pays_for_its_launches(fixed_us: float, path: Path) -> None:
     choice = choose(step(group(64)), Mode.AUTO, Limits(), _Prices(fixed_us, stock=9.0, cascade=9.0, dense=1.0))
     assert choice.path is path
+
+
+class _Linear:
+    """Stock by the row, dense at a fixed price: they cross at 100 rows."""
+
+    def step_us(self, path: Path) -> float:
+        return 0.0
+
+    def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float:
+        return {Path.STOCK: 1.0 * len(group.rows), Path.CASCADE: 1e6, Path.DENSE: 100.0}[path]
+
+
+class _Fixed(_Linear):
+    """Sharing saves 1 us per row beyond the first, and costs 100 us once: it pays from 102 rows."""
+
+    def step_us(self, path: Path) -> float:
+        return 0.0 if path is Path.STOCK else 100.0
+
+    def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float:
+        return 1.0 * len(group.rows) if path is Path.STOCK else 1.0
+
+
+def paths_of(sizes: list[int], cost: _Linear | None, mode: Mode = Mode.AUTO, hysteresis: float = 0.03) -> list[Path]:
+    dispatcher = Dispatcher(Limits(dense_m_eff=400, hysteresis=hysteresis))
+    made = [step(dataclasses.replace(group(rows), node_id=7)) for rows in sizes]
+    return [dispatcher.choose(each, mode, cost).path for each in made]
+
+
+@pytest.mark.parametrize("cost", [None, _Linear(), _Fixed()])
+def test_auto_near_its_threshold_switches_at_most_once(cost: _Linear | None) -> None:
+    sizes = [99, 101, 98, 102, 100, 99, 103, 98, 102] * 3
+    steady, nervous = paths_of(sizes, cost), paths_of(sizes, cost, hysteresis=0.0)
+    assert sum(a is not b for a, b in itertools.pairwise(steady)) <= 1
+    assert sum(a is not b for a, b in itertools.pairwise(nervous)) > 10
+
+
+@pytest.mark.parametrize("cost", [None, _Linear(), _Fixed()])
+def test_auto_does_switch_for_a_real_gain(cost: _Linear | None) -> None:
+    low, high, back = paths_of([80, 130, 80], cost)
+    assert low is back
+    assert low is not high
+
+
+def test_the_seeds_rule_has_no_memory() -> None:
+    assert paths_of([100, 99, 100], None, Mode.FULL) == [Path.DENSE, Path.CASCADE, Path.DENSE]
+
+
+def test_another_mode_or_cost_model_forgets_what_was_kept() -> None:
+    dispatcher, near = Dispatcher(Limits(dense_m_eff=400)), step(dataclasses.replace(group(99), node_id=7))
+    assert dispatcher.choose(step(dataclasses.replace(group(100), node_id=7)), Mode.AUTO, None).path is Path.DENSE
+    assert dispatcher.choose(near, Mode.AUTO, None).path is Path.DENSE
+    assert dispatcher.choose(near, Mode.FULL, None).path is Path.CASCADE
+    assert dispatcher.choose(near, Mode.AUTO, None).path is Path.CASCADE
+
+
+@settings(max_examples=60)
+@given(
+    history=st.lists(st.lists(st.integers(1, 130), min_size=0, max_size=3), min_size=1, max_size=6),
+    has_cost=st.booleans(),
+)
+def test_a_dispatcher_is_the_chain_of_its_choices(history: list[list[int]], has_cost: bool) -> None:
+    """Two ranks that see the same steps agree, and memory is nothing but the paths of the step before."""
+    limits, cost = Limits(dense_m_eff=400), _Fixed() if has_cost else None
+    ranks, kept = (Dispatcher(limits), Dispatcher(limits)), {}
+    for sizes in history:
+        groups = [dataclasses.replace(group(rows, first=200 * i), node_id=i) for i, rows in enumerate(sizes)]
+        asked = step(*groups)
+        first, second = (rank.choose(asked, Mode.AUTO, cost) for rank in ranks)
+        assert first == second == choose(asked, Mode.AUTO, limits, cost, kept)
+        assert ranks[0].choose(dataclasses.replace(asked, seq_lens=(9000,)), Mode.AUTO, cost) is first
+        kept = {each.node_id: path for each, path in zip(groups, first.paths, strict=True)}
 
 
 def test_auto_prefers_stock_on_a_tie() -> None:

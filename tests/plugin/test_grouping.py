@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixonce.plugin.grouping import Link, group_rows
+from prefixonce.plugin.grouping import Link, RunningRows, group_rows
 from prefixonce.step import Segment, SlotPiece
 
 
@@ -62,6 +62,39 @@ def test_groups_are_disjoint_real_prefixes_of_at_least_two_rows(chains):
         seen |= set(group.rows)
         for row in group.rows:
             assert (group.node_id, group.prefix_tokens) in {(at.node_id, at.end_tokens) for at in chains[row]}
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_what_is_kept_from_step_to_step_changes_no_group(data):
+    """Requests come, go, change places and are cached again (their path changes); every step equals a fresh start."""
+    chains = dict(enumerate(data.draw(batches())))
+    rows = RunningRows(chains.__getitem__)
+    for _ in range(data.draw(st.integers(1, 6))):
+        fresh = data.draw(st.lists(st.sampled_from(sorted(chains)), unique=True))
+        for request in data.draw(st.lists(st.sampled_from(sorted(chains)), max_size=3)):
+            chains[request] = data.draw(st.sampled_from(sorted(chains.values(), key=len)))
+            rows.forget(request)
+        kept = rows.groups_of(fresh)
+        assert kept == group_rows([chains[request] for request in fresh])
+        assert rows.groups_of(list(fresh)) is kept
+
+
+def test_only_what_changed_is_read_again():
+    prefix = link(1, 0, 301)
+    chains = {row: (prefix, link(10 + row, 301, 303)) for row in range(40)}
+    read = []
+    rows = RunningRows(lambda request: read.append(request) or chains[request])
+    rows.groups_of(range(32))
+    assert read == list(range(32))
+    read.clear()
+    (group,) = rows.groups_of([*range(5), *range(6, 33)])
+    assert read == [32]
+    assert len(group.rows) == 32
+    rows.forget_where(lambda request: request in (7, 9, 39))
+    rows.groups_of(range(31))
+    assert read == [32, 5, 7, 9]
+    assert len(rows._users) == len({link.node_id for row in range(31) for link in chains[row]}), "who left is forgotten"
 
 
 def test_private_leaves_group_at_their_common_ancestor():

@@ -8,7 +8,7 @@ from prefixonce.plugin.metrics import Metrics
 from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.runtime import Runtime
 from prefixonce.plugin.settings import PluginSettings
-from prefixonce.step import DecodeStep, Mode, PrefixGroup, Segment
+from prefixonce.step import DecodeStep, Mode, PrefixGroup, Segment, Sharing
 
 NO_LIMITS = Limits()
 LABELS = {"model_name": "m", "tp_rank": 3}
@@ -23,7 +23,8 @@ class Scrape:
         self.metrics = Metrics(self.runtime, self.placement)
 
     def step(self, mode, limits=NO_LIMITS):
-        self.runtime.counters.count_step(STEP, choose(STEP, mode, limits), kv_token_bytes=100)
+        choice = choose(STEP, mode, limits)
+        self.runtime.counters.count_step(STEP, choice, Sharing.of(STEP.groups, choice), kv_token_bytes=100)
 
     def publish(self):
         self.metrics.publish(LABELS, lambda *args, **options: Counter(*args, **options, registry=self.registry))

@@ -1,11 +1,11 @@
 """Planning a step apart from running it: reuse, validity, counters, the pool's picture."""
 
+import numpy as np
 import pytest
 import torch
 
 from prefixonce.layout import Run
-from prefixonce.plugin import runtime as runtime_module
-from prefixonce.plugin.grouping import Link
+from prefixonce.plugin.grouping import Link, RunningRows
 from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.runtime import ModelShape, Runtime
 from prefixonce.plugin.settings import PluginSettings
@@ -16,19 +16,25 @@ from prefixonce.step import Mode, Path, Segment
 def runtime():
     made = Runtime(PluginSettings(mode=Mode.CASCADE))
     made.shape = ModelShape(num_q_heads=8, num_kv_heads=2, head_dim=32, kv_token_bytes=1024)
+    made.rows = RunningRows(lambda request: PREFIX if request.startswith("shares") else ())
     return made
 
 
-def fits(_step, _choice):
+def fits(_step, _sharing):
     return True
 
 
+def lens(*seq_lens):
+    return np.array(seq_lens)
+
+
 PREFIX = (Link(1, 100, Segment(50, 100)),)
+PAIR = ["shares 0", "shares 1"]
 
 
 def test_a_planned_step_is_counted_when_it_runs(runtime):
-    runtime.plan([PREFIX, PREFIX, (), PREFIX], (110, 111, 7, 112))
-    planned = runtime.take((110, 111, 7, 112), fits)
+    runtime.plan(["shares 0", "shares 1", "alone", "shares 2"], lens(110, 111, 7, 112))
+    planned = runtime.take(lens(110, 111, 7, 112), fits)
     assert planned.choice.path is Path.CASCADE
     assert planned.step.groups[0].rows == (0, 1, 3)
     counters = runtime.counters.to_json()
@@ -44,48 +50,57 @@ def test_a_planned_step_is_counted_when_it_runs(runtime):
 
 def test_a_stock_step_claims_no_savings(runtime):
     runtime.mode = Mode.STOCK
-    runtime.plan([PREFIX, PREFIX], (110, 111))
-    assert runtime.take((110, 111), fits).choice.path is Path.STOCK
+    runtime.plan(PAIR, lens(110, 111))
+    assert runtime.take(lens(110, 111), fits).choice.path is Path.STOCK
     assert runtime.counters.bytes_saved == runtime.counters.group_steps == 0
 
 
 def test_a_plan_is_handed_out_once(runtime):
-    runtime.plan([PREFIX, PREFIX], (110, 111))
-    assert runtime.take((110, 111), fits) is not None
-    assert runtime.take((110, 111), fits) is None
+    runtime.plan(PAIR, lens(110, 111))
+    assert runtime.take(lens(110, 111), fits) is not None
+    assert runtime.take(lens(110, 111), fits) is None
 
 
 def test_a_plan_for_other_rows_is_never_used(runtime):
-    runtime.plan([PREFIX, PREFIX], (110, 111))
-    planned = runtime.take((110, 112), fits)
+    runtime.plan(PAIR, lens(110, 111))
+    planned = runtime.take(lens(110, 112), fits)
     assert planned.choice.path is Path.STOCK
-    assert planned.step.seq_lens == (110, 112)
+    assert planned.step.seq_lens.tolist() == [110, 112]
     assert planned.step.groups == ()
     assert runtime.counters.to_json()["reasons"] == {"not the step that was planned": 1}
 
 
 def test_a_step_that_the_kernels_cannot_hold_is_left_to_stock(runtime):
-    runtime.plan([PREFIX, PREFIX], (110, 111))
-    assert runtime.take((110, 111), lambda _step, _choice: False).choice.path is Path.STOCK
+    runtime.plan(PAIR, lens(110, 111))
+    assert runtime.take(lens(110, 111), lambda _step, _sharing: False).choice.path is Path.STOCK
     assert list(runtime.counters.reasons) == ["the slot lists outgrow the static buffers"]
 
 
 def test_a_batch_that_is_no_decode_voids_the_plan(runtime):
-    runtime.plan([PREFIX, PREFIX], (110, 111))
+    runtime.plan(PAIR, lens(110, 111))
     runtime.drop_plan()
-    assert runtime.take((110, 111), fits) is None
+    assert runtime.take(lens(110, 111), fits) is None
 
 
-def test_groups_are_worked_out_again_only_when_a_row_changes(runtime, monkeypatch):
-    calls = []
-    real = runtime_module.group_rows
-    monkeypatch.setattr(runtime_module, "group_rows", lambda chains: calls.append(1) or real(chains))
-    for step in range(5):
-        runtime.plan([PREFIX, PREFIX], (110 + step, 111 + step))
-    assert len(calls) == 1
-    runtime.plan([PREFIX, (Link(2, 100, Segment(50, 100)),)], (115, 116))
-    assert len(calls) == 2
-    assert runtime.take((115, 116), fits).step.groups == ()
+def test_what_did_not_change_is_not_decided_again(runtime):
+    runtime.plan(PAIR, lens(110, 111))
+    first = runtime.take(lens(110, 111), fits)
+    runtime.plan(list(PAIR), lens(111, 112))
+    second = runtime.take(lens(111, 112), fits)
+    assert second.step.groups is first.step.groups
+    assert second.choice is first.choice
+    assert second.sharing is first.sharing
+    runtime.plan([PAIR[0], "alone"], lens(115, 116))
+    assert runtime.take(lens(115, 116), fits).step.groups == ()
+
+
+@pytest.mark.parametrize("mode", [Mode.STOCK, Mode.PAGED])
+def test_without_sharing_nobody_reads_the_tree(runtime, mode):
+    runtime.mode, runtime.rows = mode, RunningRows(lambda _request: pytest.fail("a chain was read"))
+    runtime.plan(PAIR, lens(110, 111))
+    assert runtime.take(lens(110, 111), fits).choice.path.name == mode.name
+    assert runtime.counters.decode_tokens == 2
+    assert runtime.counters.group_steps == 0
 
 
 def test_the_picture_covers_the_pool_without_gaps():

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixonce.plugin.grouping import group_rows
 from prefixonce.plugin.placement import Placement
 from prefixonce.step import Segment
 
@@ -150,18 +151,28 @@ class Server:
             tokens = request.get_fill_ids()
             slots = self.rows.req_to_token[request.req_pool_idx, : len(tokens)].long()
             assert torch.equal(self.kv.k_buffer[0][slots, 0, 0], numbered(tokens))
-            chain = self.tree.chain_of(request.last_node, request.cache_protected_len)
+            chain = self.tree.chain_of(request)
             assert (chain[-1].end_tokens if chain else 0) == request.cache_protected_len
             shared = [slot for link in chain for slot in piece_slots(link.piece)]
             assert shared == slots[: request.cache_protected_len].tolist()
             owned += slots[request.cache_protected_len :].tolist()
         assert len(set(owned)) == len(owned), "a slot has two owners"
+        groups = group_rows([self.tree.chain_of(request) for request in self.running])
+        assert described(self.tree.rows.groups_of(self.running)) == described(groups), "a chain was kept too long"
         free = {slot for run in self.keeper.free_slots() for slot in range(run.start, run.end)}
         assert not free & set(owned), "a slot in use is free"
         assert len(free) == self.allocator.available_size()
         if not self.running:
             known = len(free) + self.tree.evictable_size() + self.tree.protected_size()
             assert known == self.allocator.size // self.page_size * self.page_size, "slots leaked"
+
+
+def described(groups):
+    """Groups by their content; slots are compared as numbers."""
+    return [
+        (group.rows, group.prefix_tokens, [slot for piece in group.pieces for slot in piece_slots(piece)])
+        for group in groups
+    ]
 
 
 def numbered(tokens):
@@ -227,7 +238,7 @@ def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     request = server.admit([3] * 48)
     server.check()
     assert server.placement.nodes["contiguous", "moved into a run"] == 1
-    (link,) = server.tree.chain_of(request.last_node, 48)
+    (link,) = server.tree.chain_of(request)
     assert isinstance(link.piece, Segment)
 
 
@@ -262,13 +273,21 @@ def test_a_flush_forgets_every_run():
     assert server.placement.events[-1].kind == "flush"
 
 
-def test_a_split_in_use_changes_the_chains_above_it():
+def test_a_split_in_use_changes_only_the_groups_above_it(monkeypatch):
     server = Server(1)
-    request = server.admit([3] * 48)
-    before = server.tree.chain_of(request.last_node, 48)
-    assert server.tree.chain_of(request.last_node, 48) is before
+    prompt, other = [3] * 48, [5] * 48
+    rows = [server.admit(prompt), server.admit([*prompt, 1]), server.admit(other), server.admit([*other, 1])]
+    before = server.tree.rows.groups_of(rows)
+    assert [group.prefix_tokens for group in before] == [48, 48]
+    assert server.tree.rows.groups_of(list(rows)) is before
+    read = []
+    chain_of = server.tree.rows._chain_of
+    monkeypatch.setattr(server.tree.rows, "_chain_of", lambda request: read.append(request) or chain_of(request))
     server.admit([3] * 20 + [4] * 9)
-    after = server.tree.chain_of(request.last_node, 48)
-    assert [link.end_tokens for link in after] == [20, 48]
-    assert [link.end_tokens for link in server.tree.chain_of(request.last_node, 47)] == [20]
-    server.check()
+    upper, lower = server.tree.rows.groups_of(rows)
+    assert read == rows[:2]
+    assert [piece.length_tokens for piece in upper.pieces] == [48], "two runs that touch are one"
+    assert [link.end_tokens for link in server.tree.chain_of(rows[1])] == [20, 48, 49]
+    assert lower.pieces is before[1].pieces
+    rows[0].cache_protected_len = 47
+    assert [link.end_tokens for link in server.tree.chain_of(rows[0])] == [20]

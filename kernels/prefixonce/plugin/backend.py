@@ -10,7 +10,6 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
 from prefixonce.errors import UnsupportedError
-from prefixonce.plugin.counters import shared_groups
 from prefixonce.plugin.kernels import Kernels
 from prefixonce.plugin.runtime import Runtime
 from prefixonce.step import Path, PrefixGroup
@@ -82,15 +81,11 @@ class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        began_s = perf_counter()
-        if self._plan is None:
+        with self._runtime.timers.span("attention_s"):
+            if self._plan is not None:
+                return self._forward_shared(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
             out: Tensor = self.stock.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        else:
-            out = self._forward_shared(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-        counters = self._runtime.counters
-        if self._runtime.settings.timers:
-            counters.attention_s = (counters.attention_s or 0.0) + perf_counter() - began_s
-        return out
+            return out
 
     def _forward_shared(
         self,
@@ -124,12 +119,12 @@ class PrefixOnceBackend(AttentionBackend):  # type: ignore[misc]
         if not forward_batch.forward_mode.is_decode() or forward_batch.seq_lens_cpu is None:
             return True
         rows = forward_batch.batch_size - (getattr(forward_batch, "num_padding", None) or 0)
-        planned = self._runtime.take(tuple(forward_batch.seq_lens_cpu[:rows].tolist()), self._kernels.fits)
+        planned = self._runtime.take(forward_batch.seq_lens_cpu[:rows].numpy(), self._kernels.fits)
         self._runtime.settings.fault.delay()
         if planned is None or planned.choice.path is Path.STOCK:
             return True
         began_s = perf_counter()
-        self._shared = shared_groups(planned.step, planned.choice)
+        self._shared = planned.sharing.groups
         self._plan = self._graphs.current = self._kernels.plan(
             planned.step,
             planned.choice,

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
-from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup
-
-
-def shared_groups(step: DecodeStep, choice: Choice) -> tuple[PrefixGroup, ...]:
-    """The groups whose prefix really is read once; rows of the others are served as if they had no group."""
-    return tuple(
-        group for group, path in zip(step.groups, choice.paths, strict=True) if path in (Path.CASCADE, Path.DENSE)
-    )
-
+from prefixonce.step import Choice, DecodeStep, Path, Sharing
 
 # Reasons carry figures (M_eff, microseconds), so a long-lived server could meet ever new ones.
 _MAX_REASONS = 64
@@ -21,7 +14,7 @@ _MAX_REASONS = 64
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start or the last reset. Times are host seconds; None means not measured on this device."""
+    """Totals since the start or the last reset. `plan_s` is host time; None means not measured on this device."""
 
     steps: Counter[Path] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -36,8 +29,12 @@ class Counters:
     decode_s: float | None = None
     attention_s: float | None = None
     prefix_s: float | None = None
+    attention_is_whole: bool = True  # False once a step of `decode_s` is missing in `attention_s`
 
-    def count_step(self, step: DecodeStep, choice: Choice, kv_token_bytes: int) -> None:
+    def add_seconds(self, name: Literal["decode_s", "attention_s", "prefix_s"], seconds: float) -> None:
+        setattr(self, name, (getattr(self, name) or 0.0) + seconds)
+
+    def count_step(self, step: DecodeStep, choice: Choice, sharing: Sharing, kv_token_bytes: int) -> None:
         """`kv_token_bytes`: K and V of one token over all layers of this rank."""
         self.steps[choice.path] += 1
         known = choice.reason in self.reasons or len(self.reasons) < _MAX_REASONS
@@ -47,12 +44,10 @@ class Counters:
             self.stock_reasons[reason] += 1
         self.batch_histogram[step.batch_size] += 1
         self.decode_tokens += step.batch_size
-        for group in shared_groups(step, choice):
-            rows = len(group.rows)
-            self.group_steps += 1
-            self.prefix_tokens_read_once += group.prefix_tokens
-            self.prefix_tokens_read_by_stock += rows * group.prefix_tokens
-            self.bytes_saved += (rows - 1) * group.prefix_tokens * kv_token_bytes
+        self.group_steps += len(sharing.groups)
+        self.prefix_tokens_read_once += sharing.tokens_once
+        self.prefix_tokens_read_by_stock += sharing.tokens_per_row
+        self.bytes_saved += (sharing.tokens_per_row - sharing.tokens_once) * kv_token_bytes
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -64,7 +59,7 @@ class Counters:
             "bytes_saved": self.bytes_saved,
             "batch_histogram": {str(batch): count for batch, count in sorted(self.batch_histogram.items())},
             "decode_s": self.decode_s,
-            "attention_s": self.attention_s,
+            "attention_s": self.attention_s if self.attention_is_whole else None,
             "prefix_s": self.prefix_s,
             "plan_s": self.plan_s,
             "reasons": dict(self.reasons),

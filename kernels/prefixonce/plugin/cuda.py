@@ -10,7 +10,7 @@ from torch import Tensor
 from prefixonce.attend import Pass, StepPlanner, attend
 from prefixonce.limits import HeadSpec
 from prefixonce.plugin.runtime import ModelShape
-from prefixonce.step import Choice, DecodeStep, Path
+from prefixonce.step import Choice, DecodeStep, Path, Sharing
 
 _BOTH_ENDS = Pass.SUFFIX | Pass.MERGE
 
@@ -42,17 +42,12 @@ class CudaKernels:
         self._max_tokens = 4 * pool_slots
         self._planner = StepPlanner(spec, max_batch=max_batch, max_tokens=self._max_tokens, device=device)
 
-    def fits(self, step: DecodeStep, choice: Choice) -> bool:
+    def fits(self, step: DecodeStep, sharing: Sharing) -> bool:
         """False if the step's slot lists outgrow the static buffers; the stock backend then serves it."""
         if step.batch_size > self._planner.max_batch:
             return False
-        shared = [
-            (len(group.rows), group.prefix_tokens, path)
-            for group, path in zip(step.groups, choice.paths, strict=True)
-            if path in (Path.CASCADE, Path.DENSE)
-        ]
-        own_tokens = sum(step.seq_lens) - sum(rows * tokens for rows, tokens, _ in shared)
-        return own_tokens + sum(tokens for _, tokens, _ in shared) <= self._max_tokens
+        own_tokens = int(step.lengths.sum()) - sharing.tokens_per_row
+        return own_tokens + sharing.tokens_once <= self._max_tokens
 
     def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor, *, padded_batch: int) -> Variant:
         """Starts the step's copies on the current stream and says what has to be launched or replayed."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from prefixonce import cpu
 from prefixonce.errors import UnsupportedError
 from prefixonce.plugin.runtime import ModelShape, Runtime
-from prefixonce.step import Choice, DecodeStep
+from prefixonce.step import Choice, DecodeStep, Sharing
 
 
 class Kernels(Protocol):
     """What the host decides is planned once per step and run once per layer; shapes as in `prefixonce.cpu`."""
 
-    def fits(self, step: DecodeStep, choice: Choice) -> bool: ...
+    def fits(self, step: DecodeStep, sharing: Sharing) -> bool: ...
 
     def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor, *, padded_batch: int) -> Any: ...
 
@@ -33,7 +33,7 @@ class CpuKernels:
     def __init__(self, on_prefix_s: Callable[[float], None] | None) -> None:
         self._on_prefix_s = on_prefix_s
 
-    def fits(self, step: DecodeStep, choice: Choice) -> bool:
+    def fits(self, step: DecodeStep, sharing: Sharing) -> bool:
         return True
 
     def plan(self, step: DecodeStep, choice: Choice, table: Tensor, rows: Tensor, *, padded_batch: int) -> cpu.CpuPlan:
@@ -50,12 +50,9 @@ class CpuKernels:
 
 def kernels_for(device_type: str, shape: ModelShape, runtime: Runtime, **limits: Any) -> Kernels:
     """`limits` (max_batch, pool_slots, dtype) size the static buffers of a GPU."""
-    timers = runtime.settings.timers
     if device_type == "cpu":
-        return CpuKernels(runtime.add_prefix_s if timers else None)
+        return CpuKernels(runtime.add_prefix_s if runtime.settings.timers else None)
     if device_type == "cuda":
-        if timers:
-            raise UnsupportedError("PREFIXONCE_TIMERS=1 times a CPU only; on a GPU take kernel times from a profiler")
         from prefixonce.plugin.cuda import CudaKernels
 
         return CudaKernels(shape, device=device_type, **limits)

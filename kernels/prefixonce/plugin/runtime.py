@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from prefixonce.dispatch import CostModel, Limits, choose
+import numpy as np
+import numpy.typing as npt
+
+from prefixonce.dispatch import CostModel, Dispatcher, Limits
 from prefixonce.plugin.counters import Counters
-from prefixonce.plugin.grouping import Chain, group_rows
+from prefixonce.plugin.grouping import RunningRows
 from prefixonce.plugin.settings import PluginSettings
-from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup
+from prefixonce.plugin.timers import NoTimers, Timers
+from prefixonce.step import Choice, DecodeStep, Mode, Path, PrefixGroup, Sharing
+
+SeqLens = npt.NDArray[np.int64]
+_UNSHARED = (Mode.STOCK, Mode.PAGED)  # nobody asks which rows share what
+_NO_SHARING = Sharing((), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class ModelShape:
 class PlannedStep(NamedTuple):
     step: DecodeStep
     choice: Choice
+    sharing: Sharing
 
 
 class Runtime:
@@ -35,25 +44,32 @@ class Runtime:
     def __init__(self, settings: PluginSettings) -> None:
         self.settings = settings
         self.mode = settings.mode
-        self.limits = Limits(dense_m_eff=settings.dense_m_eff, min_prefix_tokens=settings.min_prefix_tokens)
         # What `auto` asks; without it, `auto` follows the seed's rule like `full`.
         self.cost: CostModel | None = settings.profile
         self.counters = Counters()
+        # The three below are set when the scheduler has built model runner and tree.
         self.shape: ModelShape | None = None
-        self._chains: list[Chain] = []
-        self._groups: tuple[PrefixGroup, ...] = ()
+        self.rows: RunningRows[Any] | None = None
+        self.timers: Timers = NoTimers()
+        self._dispatcher = Dispatcher(Limits(settings.dense_m_eff, min_prefix_tokens=settings.min_prefix_tokens))
+        self._decided: tuple[Choice, Sharing] | None = None
         self._pending: PlannedStep | None = None
 
-    def plan(self, chains: list[Chain], seq_lens: tuple[int, ...]) -> None:
-        """Decides the next decode step. `chains[i]` is the very object of the step before if row i did not change."""
+    def plan(self, requests: Sequence[Any], seq_lens: SeqLens) -> None:
+        """Decides the next decode step; what did not change since the step before is not looked at again."""
         began_s = perf_counter()
-        if not _same(chains, self._chains):
-            self._chains, self._groups = chains, group_rows(chains)
-        step = self._step(seq_lens, self._groups)
-        self._pending = PlannedStep(step, choose(step, self.mode, self.limits, self.cost))
+        groups: tuple[PrefixGroup, ...] = ()
+        if self.mode not in _UNSHARED:
+            assert self.rows is not None
+            groups = self.rows.groups_of(requests)
+        step = self._step(seq_lens, groups)
+        choice = self._dispatcher.choose(step, self.mode, self.cost)
+        if self._decided is None or self._decided[0] is not choice:
+            self._decided = choice, Sharing.of(groups, choice)
+        self._pending = PlannedStep(step, *self._decided)
         self.counters.plan_s += perf_counter() - began_s
 
-    def take(self, seq_lens: tuple[int, ...], fits: Callable[[DecodeStep, Choice], bool]) -> PlannedStep | None:
+    def take(self, seq_lens: SeqLens, fits: Callable[[DecodeStep, Sharing], bool]) -> PlannedStep | None:
         """Hands out the planned step, once, to the forward it was made for.
 
         None for a forward that nobody planned (warm-up, graph capture). Other rows than planned, or a step that does
@@ -62,18 +78,19 @@ class Runtime:
         planned, self._pending = self._pending, None
         if planned is None:
             return None
-        if planned.step.seq_lens != seq_lens:
-            planned = self._stock(seq_lens, "not the step that was planned")
-        elif planned.choice.path is not Path.STOCK and not fits(planned.step, planned.choice):
-            planned = self._stock(seq_lens, "the slot lists outgrow the static buffers")
+        if planned.choice.path is not Path.STOCK:
+            if not np.array_equal(planned.step.seq_lens, seq_lens):
+                planned = self._stock(seq_lens, "not the step that was planned")
+            elif not fits(planned.step, planned.sharing):
+                planned = self._stock(seq_lens, "the slot lists outgrow the static buffers")
         assert self.shape is not None
-        self.counters.count_step(planned.step, planned.choice, self.shape.kv_token_bytes)
+        self.counters.count_step(planned.step, planned.choice, planned.sharing, self.shape.kv_token_bytes)
         return planned
 
-    def _stock(self, seq_lens: tuple[int, ...], reason: str) -> PlannedStep:
-        return PlannedStep(self._step(seq_lens, ()), Choice(Path.STOCK, (), (), reason))
+    def _stock(self, seq_lens: SeqLens, reason: str) -> PlannedStep:
+        return PlannedStep(self._step(seq_lens, ()), Choice(Path.STOCK, (), (), reason), _NO_SHARING)
 
-    def _step(self, seq_lens: tuple[int, ...], groups: tuple[PrefixGroup, ...]) -> DecodeStep:
+    def _step(self, seq_lens: SeqLens, groups: tuple[PrefixGroup, ...]) -> DecodeStep:
         assert self.shape is not None
         return DecodeStep(seq_lens, self.shape.num_q_heads, self.shape.num_kv_heads, self.shape.head_dim, groups)
 
@@ -82,11 +99,7 @@ class Runtime:
         self._pending = None
 
     def add_prefix_s(self, seconds: float) -> None:
-        self.counters.prefix_s = (self.counters.prefix_s or 0.0) + seconds
+        self.counters.add_seconds("prefix_s", seconds)
 
     def reset_counters(self) -> None:
         self.counters = Counters()
-
-
-def _same(chains: list[Chain], before: list[Chain]) -> bool:
-    return len(chains) == len(before) and all(a is b for a, b in zip(chains, before, strict=True))

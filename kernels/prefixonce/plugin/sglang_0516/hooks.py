@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 from pkgutil import resolve_name
-from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
@@ -27,6 +26,7 @@ from prefixonce.plugin.sglang_0516.control import Control, split_command
 from prefixonce.plugin.sglang_0516.graphs import GraphVariants
 from prefixonce.plugin.sglang_0516.refusals import NAME, check_server_args, shape_of_model
 from prefixonce.plugin.sglang_0516.tree import KvPool, PlacingRadixCache
+from prefixonce.plugin.timers import timers_for
 
 _LOG_STATS = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats"
 
@@ -106,6 +106,7 @@ class Plugin:
             dtype=runner.dtype,
         )
         self._runtime.shape, self._runner = shape, runner
+        self._runtime.timers = timers_for(device, lambda: self._runtime.counters, details=settings.timers)
         return PrefixOnceBackend(runner, stock(runner), kernels, self._runtime, self._graphs)
 
     def _build_tree(self, context: Any) -> PlacingRadixCache:
@@ -119,6 +120,7 @@ class Plugin:
         overlapped = on_cuda and not context.server_args.disable_overlap_schedule
         pool = KvPool(allocator, keeper, runner.token_to_kv_pool, runner.forward_stream if overlapped else None)
         self._tree = PlacingRadixCache(params, pool, Placement(pool, settings.min_run_tokens))
+        self._runtime.rows = self._tree.rows
         self._metrics = Metrics(self._runtime, self._tree.placement)
         self._control = Control(
             self._runtime, self._tree, self._metrics, rank=context.tp_rank, sglang_version=self._sglang_version
@@ -144,23 +146,19 @@ class Plugin:
         if not batch.forward_mode.is_decode():
             self._runtime.drop_plan()
             return
-        chains = [self._tree.chain_of(req.last_node, req.cache_protected_len) for req in batch.reqs]
-        self._runtime.plan(chains, tuple(batch.seq_lens_cpu.tolist()))
+        self._runtime.plan(batch.reqs, batch.seq_lens_cpu.numpy())
 
     def _around_forward(
         self, forward: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kw: Any
     ) -> Any:
-        # Only a CPU forward is finished when it returns; on a GPU host time is not step time.
-        if runner is not self._runner or str(runner.device) != "cpu" or not forward_batch.forward_mode.is_decode():
+        if runner is not self._runner or not forward_batch.forward_mode.is_decode():
             return forward(runner, forward_batch, *args, **kw)
-        began_s = perf_counter()
-        result = forward(runner, forward_batch, *args, **kw)
-        counters = self._runtime.counters
-        counters.decode_s = (counters.decode_s or 0.0) + perf_counter() - began_s
-        return result
+        with self._runtime.timers.span("decode_s"):
+            return forward(runner, forward_batch, *args, **kw)
 
     def _after_get_state(self, result: Any, _scheduler: object, _request: object) -> None:
         if self._control is not None:
+            self._runtime.timers.settle()
             result.internal_state[NAME] = self._control.state()
 
     def _after_log_stats(self, _result: object, collector: Any, _stats: object) -> None:

@@ -12,13 +12,10 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 from torch import Tensor
 
 from prefixonce.layout import Run
-from prefixonce.plugin.grouping import Chain, Link
+from prefixonce.plugin.grouping import Chain, Link, RunningRows
 from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.sglang_0516.allocator import RunKeeper
-
-# Chains of nodes that no request uses any more are dropped once this many have piled up.
-_MAX_CHAINS = 8192
 
 
 class KvPool:
@@ -63,12 +60,14 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self.placement = placement
         # A leaf inserted now holds prompt tokens if it begins before this depth.
         self._prompt_tokens = 0
-        self._chains: dict[tuple[int, int], Chain] = {}
+        self._paths: dict[int, Chain] = {}
+        self.rows: RunningRows[Any] = RunningRows(self.chain_of)
         super().__init__(params)
 
     def reset(self) -> None:
         super().reset()
-        self._chains.clear()
+        self._paths.clear()
+        self.rows.clear()
         self.placement.flush()
 
     # While a request is cached nobody else refers to its new leaf yet, and its own row is rewritten (or released) by
@@ -77,11 +76,13 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
         with self._prompt(len(req.origin_input_ids) + len(req.output_ids)):
             super().cache_unfinished_req(req, chunked=chunked)
+        self.rows.forget(req)
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **options: Any) -> None:
         # Its prompt is new here only if it finished right after its prefill, as requests that warm a prefix do.
         with self._prompt(len(req.origin_input_ids)):
             super().cache_finished_req(req, is_insert, **options)
+        self.rows.forget(req)
 
     @contextmanager
     def _prompt(self, tokens: int) -> Iterator[None]:
@@ -105,41 +106,39 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         upper = super()._split_node(key, child, split_len)
         self.placement.split(upper.id, len(upper.key), child.id, len(child.key))
+        self._paths.clear()
         if upper.lock_ref > 0:
-            self._chains.clear()
+            self.rows.forget_where(lambda request: _is_above(child, request.last_node))
         return upper
 
     def _delete_leaf(self, node: Any) -> None:
         super()._delete_leaf(node)
+        self._paths.pop(node.id, None)
         self.placement.evict(node.id, len(node.key))
 
-    def chain_of(self, node: Any, protected_tokens: int) -> Chain:
-        """The nodes above a request, root first, as far as its row holds the tree's slots.
+    def chain_of(self, request: Any) -> Chain:
+        """The nodes above a running request, root first, as far as its row holds the tree's slots.
 
-        The same tuple is returned as long as nothing on the path changed: only a split of a node in use changes a
-        path (creation adds below it, eviction spares what is locked), and it empties the memory of chains.
+        Only two things change it: the request is cached again (it then has another last node), or a node in use is
+        split. Creation adds below, eviction spares what is locked.
         """
-        chain = self._chains.get((node.id, protected_tokens))
-        if chain is None:
-            if len(self._chains) > _MAX_CHAINS:
-                self._chains.clear()
-            chain = self._read_chain(node)
-            while chain and chain[-1].end_tokens > protected_tokens:
-                chain = chain[:-1]
-            self._chains[node.id, protected_tokens] = chain
+        chain = self._path_to(request.last_node)
+        while chain and chain[-1].end_tokens > request.cache_protected_len:
+            chain = chain[:-1]
         return chain
 
-    def _read_chain(self, node: Any) -> Chain:
-        path = []
-        while node is not self.root_node:
-            path.append(node)
+    def _path_to(self, node: Any) -> Chain:
+        """Kept by node: most requests come under a path that another one has."""
+        unknown = []
+        while node is not self.root_node and node.id not in self._paths:
+            unknown.append(node)
             node = node.parent
-        links = []
-        end_tokens = 0
-        for at in reversed(path):
-            end_tokens += len(at.key)
-            links.append(Link(at.id, end_tokens, self.placement.piece(at.id, at.value)))
-        return tuple(links)
+        path = () if node is self.root_node else self._paths[node.id]
+        for below in reversed(unknown):
+            end_tokens = (path[-1].end_tokens if path else 0) + len(below.key)
+            path = (*path, Link(below.id, end_tokens, self.placement.piece(below.id, below.value)))
+            self._paths[below.id] = path
+        return path
 
     @property
     def pool_slots(self) -> int:
@@ -157,3 +156,10 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
                 prefixes.append(PrefixRun(Run(start, len(node.key)), node.id, node.lock_ref))
         keeper = self._pool.keeper
         return draw(keeper.slots, keeper.free_slots(), prefixes)
+
+
+def _is_above(node: Any, below: Any) -> bool:
+    """A node counts as above itself."""
+    while below is not None and below is not node:
+        below = below.parent
+    return below is node
