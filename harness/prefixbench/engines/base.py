@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,11 @@ class Server(Protocol):
 
     startup_s: float
     command: tuple[str, ...]
+    url: str  # where, and with which checkpoint, a client that is not ours finds it
+    model_folder: Path
+
+    def ready(self) -> None:
+        """Waits until it answers; ServerFailedError, and the server is gone, if it never does."""
 
     def set_path(self, path: str) -> None:
         """From the next decode step on; only for a server with the plugin."""
@@ -75,5 +80,34 @@ class Engine(Protocol):
     def plugin_source(self) -> str:
         """Identifies the plugin's code: records of other code do not count as done."""
 
+    def begin(self, plugin: bool, seed: int, log: Path) -> Server:
+        """Starts a server that writes to `log`, and does not wait for it."""
+
     def start(self, plugin: bool, seed: int, log: Path) -> Server:
-        """Starts a server that writes to `log` and waits until it answers; ServerFailedError if it never does."""
+        """`begin` and `ready` in one."""
+
+
+def start_all(
+    engine: Engine, seed: int, logs: Mapping[bool, Path]
+) -> tuple[dict[bool, Server], dict[bool, ServerFailedError]]:
+    """Servers with and without the plugin (the keys), starting at the same time: those that answer, and why others do
+    not. An interruption ends all of them."""
+    servers: dict[bool, Server] = {}
+    errors: dict[bool, ServerFailedError] = {}
+    try:
+        for plugin, log in logs.items():
+            try:
+                servers[plugin] = engine.begin(plugin, seed, log)
+            except ServerFailedError as error:
+                errors[plugin] = error
+        for plugin, server in tuple(servers.items()):
+            try:
+                server.ready()
+            except ServerFailedError as error:
+                errors[plugin] = error
+                del servers[plugin]
+    except BaseException:
+        for server in servers.values():
+            server.stop()
+        raise
+    return servers, errors

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,24 +38,32 @@ for line in sys.stdin:
 """
 
 
-class BenchServing:
-    """SGLang's client. `requests` are what our own client sends, `system_tokens` of each being shared."""
+@dataclass(frozen=True)
+class Load:
+    """What SGLang's client is to send: `autobench` are these very prompts as token ids, `generated-shared-prefix` its
+    own random text of the same sizes, of which `prefix_tokens` are shared."""
 
-    def __init__(self, requests: Sequence[PromptSpec], in_flight: int, system_tokens: int, data_set: str) -> None:
-        self._requests = requests
-        self._in_flight = in_flight
-        self._system_tokens = system_tokens
-        self._data_set = data_set
+    data_set: str
+    requests: Sequence[PromptSpec]
+    prefix_tokens: int
+    in_flight: int
+    seed: int
+
+    @property
+    def primes_itself(self) -> bool:
+        """True where only the client knows the prefix: its warm-up request brings it into the cache."""
+        return self.data_set == "generated-shared-prefix"
+
+
+class BenchServing:
+    """SGLang's client in a process of its own, from `with` on."""
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="prefixbench-outside-")
-        self._prompts = Path(self._folder.name, "prompts.jsonl")
-        rows = ({"prompt": list(r.input_ids), "output_len": r.max_new_tokens} for r in self._requests)
-        self._prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        # Its cache of prompts lies below HOME and its key does not name the vocabulary.
+        # Its cache of prompts lies below HOME, and the key of that cache does not name the vocabulary.
         environment = {**os.environ, "HOME": self._folder.name, "SGLANG_PLUGINS": "no-plugin"}
         self._process = subprocess.Popen(
-            (sys.executable, "-u", "-c", _DRIVER),
+            (sys.executable, "-c", _DRIVER),
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -67,55 +76,26 @@ class BenchServing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._folder.cleanup()
 
-    def arguments(self, url: str, model: Path, seed: int, output: Path) -> tuple[str, ...]:
-        """SGLang's command line for one block."""
-        first = self._requests[0]
-        own_tokens = len(first.input_ids) - self._system_tokens
-        chosen: dict[str, object] = {
-            # The very prompts, as token ids; the cache is prepared as for our own client.
-            "autobench": {"dataset-path": self._prompts, "warmup-requests": 0},
-            # SGLang's own prompts of the same sizes, as text; its warm-up request brings the prefix into the cache.
-            "generated-shared-prefix": {
-                "gsp-num-groups": 1,
-                "gsp-prompts-per-group": len(self._requests),
-                "gsp-system-prompt-len": self._system_tokens,
-                "gsp-question-len": own_tokens,
-                "gsp-output-len": first.max_new_tokens,
-                "warmup-requests": 1,
-            },
-        }
-        options: dict[str, object] = {
-            "backend": "sglang",
-            "base-url": url,
-            "model": model,
-            "dataset-name": self._data_set,
-            **chosen[self._data_set],  # type: ignore[dict-item]
-            "num-prompts": len(self._requests),
-            "max-concurrency": self._in_flight,
-            "seed": seed,
-            "ready-check-timeout-sec": 0,
-            "output-file": output,
-        }
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return (*words, "--output-details", "--disable-tqdm")
-
-    def run(self, url: str, model: Path, seed: int, position: int, timeout_s: float) -> OutsideBlock:
+    def run(self, url: str, model: Path, load: Load, position: int, timeout_s: float) -> OutsideBlock:
         """One block; ServerFailedError when SGLang's client fails or does not end."""
-        output = Path(self._folder.name, f"{position}.jsonl")
-        self._say(self.arguments(url, model, seed, output), timeout_s)
+        folder = Path(self._folder.name)
+        prompts, output = folder / "prompts.jsonl", folder / f"{position}.jsonl"
+        rows = ({"prompt": list(r.input_ids), "output_len": r.max_new_tokens} for r in load.requests)
+        prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        self._say(arguments(load, url, model, prompts, output), timeout_s)
         return read_block(json.loads(output.read_text()), position)
 
-    def _say(self, arguments: Sequence[str], timeout_s: float) -> None:
+    def _say(self, words: Sequence[str], timeout_s: float) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         watchdog = threading.Timer(timeout_s, self._process.kill)
         watchdog.start()
         said: list[str] = []
         try:
-            self._process.stdin.write(json.dumps(list(arguments)) + "\n")
+            self._process.stdin.write(json.dumps(list(words)) + "\n")
             self._process.stdin.flush()
             for line in self._process.stdout:
                 if line.startswith("#done"):
@@ -125,15 +105,45 @@ class BenchServing:
                     break
                 said.append(line)
         except BrokenPipeError:
-            pass
+            said += self._process.stdout.readlines()
         finally:
             watchdog.cancel()
-        end = next((line.strip() for line in reversed("".join(said).splitlines()) if line.strip()), "no output")
-        raise ServerFailedError(f"{MODULE} gave no result: {end}", detail="".join(said)[-8000:])
+        text = "".join(said)
+        end = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it ended without a word")
+        raise ServerFailedError(f"{MODULE} gave no result: {end}", detail=text[-8000:])
+
+
+def arguments(load: Load, url: str, model: Path, prompts: Path, output: Path) -> tuple[str, ...]:
+    """SGLang's command line for one block; `prompts` is the file of the `autobench` data set."""
+    first = load.requests[0]
+    options: dict[str, object] = {
+        "backend": "sglang",
+        "base-url": url,
+        "model": model,
+        "dataset-name": load.data_set,
+        "num-prompts": len(load.requests),
+        "max-concurrency": load.in_flight,
+        "warmup-requests": int(load.primes_itself),
+        "seed": load.seed,
+        "ready-check-timeout-sec": 0,
+        "output-file": output,
+    }
+    if load.data_set == "autobench":
+        options["dataset-path"] = prompts
+    else:
+        options |= {
+            "gsp-num-groups": 1,
+            "gsp-prompts-per-group": len(load.requests),
+            "gsp-system-prompt-len": load.prefix_tokens,
+            "gsp-question-len": len(first.input_ids) - load.prefix_tokens,
+            "gsp-output-len": first.max_new_tokens,
+        }
+    spelled = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return (*spelled, "--output-details", "--disable-tqdm")
 
 
 def read_block(data: Mapping[str, Any], position: int) -> OutsideBlock:
-    """What SGLang's client wrote, without texts; seconds. `decode_s` is the time from first to last token."""
+    """What SGLang's client wrote, without texts. A request that failed makes the whole block useless."""
     failed = [error for error in data["errors"] if error]
     if failed:
         raise ServerFailedError(f"{len(failed)} of {len(data['errors'])} requests of {MODULE} failed", detail=failed[0])

@@ -46,6 +46,9 @@ class FakeEngine:
         return "fake"
 
     def start(self, plugin: bool, seed: int, log: Path) -> FakeServer:
+        return self.begin(plugin, seed, log)
+
+    def begin(self, plugin: bool, seed: int, log: Path) -> FakeServer:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"fake server, plugin {plugin}, seed {seed}\n")
         return FakeServer(plugin, seed, log, self._latency_s)
@@ -54,6 +57,8 @@ class FakeEngine:
 class FakeServer:
     startup_s = 0.5
     command = ("fake",)
+    url = "fake:"
+    model_folder = Path()
 
     def __init__(self, plugin: bool, seed: int, log: Path, latency_s: float) -> None:
         self._plugin = plugin
@@ -63,6 +68,9 @@ class FakeServer:
         self._path = "stock"
         self._primed: list[tuple[int, ...]] = []
         self._totals = StepCounters({}, 0, 0, 0, 0, 0, {}, decode_s=0.0, reasons={})
+
+    def ready(self) -> None:
+        """It always is."""
 
     def set_path(self, path: str) -> None:
         self._path = path

@@ -1,0 +1,198 @@
+"""The outside check: blocks of our client and of SGLang's own take turns on the same server, same load, same cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from prefixbench import environment, lock, resume, store, sweep
+from prefixbench.case import OutsideCase, ServingCase, Settings, case_hash
+from prefixbench.config import RunConfig
+from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError
+from prefixbench.engines.bench_serving import MODULE, Load
+from prefixbench.errors import UsageError
+from prefixbench.launch import build_workload
+from prefixbench.measures.base import Task
+from prefixbench.measures.serving import measure_block, subtract, warm_up
+from prefixbench.progress import describe
+from prefixbench.record import (
+    SCHEMA_VERSION,
+    Failure,
+    Launch,
+    OutsideBlock,
+    OutsideMeasurement,
+    OutsidePair,
+    Record,
+    StepCounters,
+)
+from prefixbench.sweep import LaunchPlan
+from prefixbench.telemetry import Sampler
+
+_CLIENT_TIMEOUT_S = 600.0
+
+
+class Client(Protocol):
+    """Somebody else's client: one block against the server at `url` that loaded `model`."""
+
+    def run(self, url: str, model: Path, load: Load, position: int, timeout_s: float) -> OutsideBlock: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """`resolved` is the configuration as plain data; `new_client` starts the client's process, before the server so
+    that both start at the same time."""
+
+    config: RunConfig
+    data_set: str
+    resolved: dict[str, object]
+    overrides: tuple[str, ...]
+    engine: Engine
+    new_client: Callable[[], AbstractContextManager[Client]]
+    say: Callable[[str], None]
+
+
+def run(job: Job) -> list[Record]:
+    """Measures what is not recorded yet; returns the records of every case asked for, failed ones included."""
+    config = job.config
+    for case in sweep.cases(config):
+        _check(job, case)
+    job.engine.check()
+    with lock.hold(job.engine.resources):
+        return _OutsideRun(job).run()
+
+
+def _check(job: Job, case: ServingCase) -> None:
+    workload = build_workload(job.config, case)
+    if any(request.arrival_s for request in workload.requests):
+        raise UsageError(f"workload={case.workload} has arrival times; the outside check sends all requests at once")
+    if job.data_set == "generated-shared-prefix" and case.workload != "shared-prefix":
+        raise UsageError(f"--data-set generated-shared-prefix is workload=shared-prefix, not {case.workload}")
+
+
+class _OutsideRun:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._config = job.config
+        self._root = Path(job.config.runs)
+        self._environment = environment.observe()
+        self._plugin_source = job.engine.plugin_source()
+        self._made: list[Record] = []
+        self._position = 0
+
+    def run(self) -> list[Record]:
+        wanted = sweep.cases(self._config)
+        reused = self._reusable(wanted)
+        folder = self._root / store.SWEEPS / self._config.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = {
+            "cases": [case_hash(self._outside(case)) for case in wanted],
+            "reused": [record.record_id for record in reused],
+        }
+        (folder / store.PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n")
+        done = Counter(case_hash(r.case.serving) for r in reused if isinstance(r.case, OutsideCase))
+        plans = sweep.plan(wanted, self._config.launches, done)
+        self._job.say(f"{len(plans)} launches to measure, {len(reused)} points recorded already")
+        for launch in plans:
+            self._launch(launch, folder)
+        return [*reused, *self._made]
+
+    def _launch(self, plan: LaunchPlan, folder: Path) -> None:
+        """One server; the first failure ends it, and the cases it had not reached are left for the next run."""
+        now = datetime.now(UTC)
+        launch_id = f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
+        launch = Launch(launch_id, plan.index, now.isoformat("T", "milliseconds"), None)
+        kind = "with" if plan.plugin else "without"
+        self._job.say(f"launch {plan.index + 1} {kind} the plugin: starting a server and SGLang's client")
+        server: Server | None = None
+        running, pairs = plan.cases[0], list[OutsidePair]()
+        try:
+            with self._job.new_client() as client:
+                log = folder / f"{launch_id}.log"
+                server = self._job.engine.start(plan.plugin, self._config.seed + plan.index, log)
+                launch = replace(launch, startup_s=server.startup_s, server_command=server.command)
+                for case in plan.cases:
+                    running, pairs = case, []
+                    self._measure(server, client, case, pairs)
+                    self._save(case, launch, tuple(pairs), None)
+        except ServerFailedError as error:
+            self._save(running, launch, tuple(pairs), error)
+        finally:
+            if server is not None:
+                server.stop()
+
+    def _measure(self, server: Server, client: Client, case: ServingCase, pairs: list[OutsidePair]) -> None:
+        measure = self._config.measure
+        indices, interval_s = self._job.engine.device_indices, measure.telemetry_interval_s
+        workload = build_workload(self._config, case)
+        how = SendPlan(case.concurrency, measure.stream_interval)
+        task = Task(case, workload, how, lambda: Sampler(indices, interval_s))
+        for _ in range(measure.warmup_blocks):
+            warm_up(server, task, measure.warmup_output_len)
+        for index in range(measure.blocks):
+            self._position += 2
+            if index % 2:  # who goes first alternates, so that a machine that warms up favours neither
+                theirs = self._outside_block(server, client, task)
+                ours = measure_block(server, task, self._position + 1)
+            else:
+                ours = measure_block(server, task, self._position)
+                theirs = self._outside_block(server, client, task)
+            pairs.append(OutsidePair(ours, *theirs))
+
+    def _outside_block(self, server: Server, client: Client, task: Task) -> tuple[OutsideBlock, StepCounters | None]:
+        case, workload = task.case, task.workload
+        in_flight = task.how.in_flight or len(workload.requests)
+        load = Load(self._job.data_set, workload.requests, case.prefix_tokens, in_flight, self._config.seed)
+        if case.plugin:
+            server.set_path(case.path)
+        server.flush()
+        if not load.primes_itself:
+            for primer in workload.primers:
+                server.prime(primer)
+        before = server.counters()
+        block = client.run(server.url, server.model_folder, load, self._position, _CLIENT_TIMEOUT_S)
+        after = server.counters()
+        return block, None if before is None or after is None else subtract(after, before)
+
+    def _save(
+        self, case: ServingCase, launch: Launch, pairs: tuple[OutsidePair, ...], error: ServerFailedError | None
+    ) -> None:
+        outside = self._outside(case)
+        digest = case_hash(outside)
+        notes: Settings = {"sweep": self._config.run_id, "tag": self._config.tag}
+        if case.plugin:
+            notes["plugin_source"] = self._plugin_source
+        record = Record(
+            schema_version=SCHEMA_VERSION,
+            record_id=f"{digest}/{launch.launch_id}",
+            status="ok" if error is None else error.status,
+            case_hash=digest,
+            case=outside,
+            launch=launch,
+            config=self._job.resolved,
+            overrides=self._job.overrides,
+            environment=self._environment,
+            labels=(*self._job.engine.labels, "synthetic-prompts", *(("modelled-bytes",) * case.plugin)),
+            measurement=OutsideMeasurement(pairs) if pairs else None,
+            failure=None if error is None else Failure("outside", str(error), error.detail),
+            notes=notes,
+        )
+        store.save(record, self._root, {})
+        self._made.append(record)
+        reason = "" if error is None else f": {error}"
+        self._job.say(f"{describe(case)}: {record.status}{reason}")
+
+    def _outside(self, case: ServingCase) -> OutsideCase:
+        return OutsideCase(case, MODULE, self._job.data_set)
+
+    def _reusable(self, wanted: Sequence[ServingCase]) -> list[Record]:
+        if not self._config.resume:
+            return []
+        hashes = [case_hash(self._outside(case)) for case in wanted]
+        return resume.reusable(store.read_tree(self._root).records, hashes, self._environment, self._plugin_source)
