@@ -24,6 +24,10 @@ _VERBS = {
     "kernels": ("prefixbench.kernels_cli:main", "time kernels beside their peers"),
     "outside": ("prefixbench.outside_cli:main", "drive the same server with SGLang's own client, and compare"),
     "workcounts": ("prefixbench.workcounts_cli:main", "count the planned work of fixed steps; no clock, any machine"),
+    "numerics": (
+        "prefixbench.numerics_cli:main",
+        "compare the paths' log-probabilities with stock's own noise",
+    ),
     "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's thresholds to this GPU"),
     "targets": ("prefixbench.targets_cli:main", "check measured figures against stated targets"),
     "doctor": ("prefixbench.doctor:main", "say what this machine has, lacks, and how to get it"),
