@@ -54,6 +54,7 @@ class EngineConfig:
     min_run_tokens: int = MISSING
     timers: bool = MISSING
     tokenizer: bool = False
+    side_by_side: bool = False
     start_timeout_s: float = MISSING
     stall_timeout_s: float = MISSING
     extra_args: list[str] = field(default_factory=list)

@@ -63,6 +63,11 @@ def check_server(config: RunConfig) -> None:
         )
     if gpus.device == "cpu" and engine.stock_backend not in ("auto", "torch_native"):
         raise UsageError(f"engine.stock_backend={engine.stock_backend} needs a GPU; gpus=cpu allows auto, torch_native")
+    if engine.side_by_side and gpus.device == "cuda" and engine.max_total_tokens is None:
+        raise UsageError(
+            "engine.side_by_side=true puts two servers on one GPU: say with engine.max_total_tokens how large the "
+            "KV pool of each is, or the first takes the memory of the second"
+        )
 
 
 def values(config: RunConfig, axis: str) -> tuple[int, ...]:

@@ -1,18 +1,19 @@
-"""One server launch: start, then cell after cell with the paths taking turns, an outcome for every case."""
+"""One launch: servers start, then cell after cell with the paths taking turns; an outcome for every case."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from prefixbench import sweep
 from prefixbench.case import ServingCase, Settings, case_hash
 from prefixbench.config import RunConfig
-from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError
+from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError, start_all
 from prefixbench.measures.base import Task
 from prefixbench.measures.serving import measure_block, warm_up
 from prefixbench.record import Block, Failure, Launch, PlacementTrace, ServingMeasurement, Status
@@ -59,26 +60,40 @@ def run_launch(
     logs: Path,
     emit: Callable[[Outcome], None],
 ) -> None:
-    """Measures `cells` on one server. `emit` is called once for each case that came to an end, good or bad; when the
-    server fails, the cases it had not reached get no outcome and may be tried in another launch."""
+    """Measures `cells` on one server, or on two where some need the plugin and some must not have it. `emit` is called
+    once for each case that came to an end, good or bad; when a server fails, the cases that were not reached get no
+    outcome and may be tried in another launch."""
     now = datetime.now(UTC)
     launch = Launch(f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}", plan.index, now.isoformat("T", "milliseconds"), None)
-    log = logs / f"{launch.launch_id}.log"
+    cases = [case for cell in cells for case in cell]
+    logs_of = {
+        plugin: logs / f"{launch.launch_id}{'' if plugin else '-stock'}.log"
+        for plugin in dict.fromkeys(case.plugin for case in cases)
+    }
+    servers, errors = start_all(engine, config.seed + plan.index, logs_of)
     try:
-        server = engine.start(plan.plugin, config.seed + plan.index, log)
-    except ServerFailedError as error:
-        text = log.read_text(errors="replace") if log.exists() else ""
-        for case in (case for cell in cells for case in cell):
+        for case in (case for case in cases if case.plugin in errors):
+            error, log = errors[case.plugin], logs_of[case.plugin]
+            text = log.read_text(errors="replace") if log.exists() else ""
             emit(Outcome(case, launch, error.status, None, _failure("start", error), {}, text, 0.0))
-        return
-    launch = replace(launch, startup_s=server.startup_s, server_command=server.command)
-    try:
-        measuring = _Launched(config, engine, server, launch, emit)
+        if errors:
+            return
+        running = {
+            plugin: _Running(server, replace(launch, startup_s=server.startup_s, server_command=server.command))
+            for plugin, server in servers.items()
+        }
+        measuring = _Launched(config, engine, running, emit)
         for cell in cells:
             if not measuring.measure(cell):
                 return
     finally:
-        server.stop()
+        for server in servers.values():
+            server.stop()
+
+
+class _Running(NamedTuple):
+    server: Server
+    launch: Launch
 
 
 @dataclass
@@ -93,17 +108,20 @@ class _Measured:
 
 
 class _Launched:
-    """A server that runs, and the order of what was done with it."""
+    """The servers that run (by whether they have the plugin), and the order of what was done with them."""
 
     def __init__(
-        self, config: RunConfig, engine: Engine, server: Server, launch: Launch, emit: Callable[[Outcome], None]
+        self,
+        config: RunConfig,
+        engine: Engine,
+        running: Mapping[bool, _Running],
+        emit: Callable[[Outcome], None],
     ) -> None:
         self._config = config
         self._engine = engine
-        self._server = server
-        self._launch = launch
+        self._running = running
         self._emit = emit
-        self._warmed: set[str] = set()
+        self._warmed: set[object] = set()
         self._position = 0
 
     def measure(self, cell: Cell) -> bool:
@@ -111,7 +129,7 @@ class _Launched:
         blocks = self._config.measure.blocks
         workload = build_workload(self._config, cell[0])
         measured = {case_hash(case): _Measured(self._task(case, workload)) for case in cell}
-        rounds = sweep.turns(cell, self._launch.index, blocks)
+        rounds = sweep.turns(cell, self._running[cell[0].plugin].launch.index, blocks)
         running = cell[0]
         try:
             for case in (case for turn in rounds for case in turn):
@@ -130,14 +148,16 @@ class _Launched:
     def _measure_once(self, state: _Measured) -> None:
         start_s = time.perf_counter()
         case = state.task.case
-        warmed = case.path if self._config.measure.warmup_scope == "launch" else case_hash(case)
+        server = self._running[case.plugin].server
+        scope = self._config.measure.warmup_scope
+        warmed = (case.path, case.plugin) if scope == "launch" else case_hash(case)
         if warmed not in self._warmed:
             for _ in range(self._config.measure.warmup_blocks):
-                warm_up(self._server, state.task, self._config.measure.warmup_output_len)
+                warm_up(server, state.task, self._config.measure.warmup_output_len)
                 state.warmup_blocks += 1
             self._warmed.add(warmed)
-        state.blocks.append(measure_block(self._server, state.task, self._position))
-        state.placement = self._server.placement()
+        state.blocks.append(measure_block(server, state.task, self._position))
+        state.placement = server.placement()
         state.seconds += time.perf_counter() - start_s
         self._position += 1
 
@@ -149,18 +169,19 @@ class _Launched:
 
     def _outcome(self, state: _Measured, error: ServerFailedError | None = None) -> Outcome:
         case = state.task.case
+        running = self._running[case.plugin]
         threshold = self._config.engine.dense_m_eff if case.plugin else None
         status, failure = verdict(state.blocks)
         if error is not None:
             status, failure = error.status, _failure("server", error)
         return Outcome(
             case=case,
-            launch=self._launch,
+            launch=running.launch,
             status=status,
             measurement=ServingMeasurement(tuple(state.blocks), state.warmup_blocks, state.placement, threshold),
             failure=failure,
             notes={f"workload.{name}": value for name, value in state.task.workload.note.items()},
-            server_log=self._server.log_tail(),
+            server_log=running.server.log_tail(),
             measured_s=state.seconds,
         )
 

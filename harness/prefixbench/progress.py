@@ -38,8 +38,10 @@ class Progress:
     def launch_begins(self, plan: LaunchPlan, points: int) -> None:
         self._launches_left -= 1
         self._launch_began_s = time.monotonic()
-        kind = "with the plugin" if plan.plugin else "without the plugin"
-        self._console.print(f"launch {plan.index + 1} {kind}: starting a server for {points} points", style="dim")
+        kind = "with the plugin: starting a server" if plan.plugin else "without the plugin: starting a server"
+        if plan.side_by_side:
+            kind = "with and without the plugin: starting two servers"
+        self._console.print(f"launch {plan.index + 1} {kind} for {points} points", style="dim")
 
     def point_done(self, record: Record, measured_s: float) -> None:
         case = record.case

@@ -59,7 +59,8 @@ class _JobRun:
         wanted = sweep.cases(self._config)
         reused = self._reusable(wanted)
         self._write_plan(wanted, reused)
-        plans = sweep.plan(wanted, self._config.launches, Counter(record.case_hash for record in reused))
+        done = Counter(record.case_hash for record in reused)
+        plans = sweep.plan(wanted, self._config.launches, done, self._config.engine.side_by_side)
         self._progress.begin(plans, len(reused))
         for plan in plans:
             self._run_plan(plan)

@@ -21,11 +21,19 @@ from prefixbench.config_checks import values
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One server start: which cases it measures, and the place of this replicate in each case's series."""
+    """One replicate: the cases it measures and its place in each case's series. Cases with and without the plugin need
+    a server each; when they are in one plan, both servers run side by side."""
 
-    plugin: bool
     cases: tuple[ServingCase, ...]
     index: int
+
+    @property
+    def plugin(self) -> bool:
+        return any(case.plugin for case in self.cases)
+
+    @property
+    def side_by_side(self) -> bool:
+        return len({case.plugin for case in self.cases}) > 1
 
 
 def cases(config: RunConfig) -> tuple[ServingCase, ...]:
@@ -39,19 +47,19 @@ def cases(config: RunConfig) -> tuple[ServingCase, ...]:
     )
 
 
-def plan(wanted: Sequence[ServingCase], launches: int, done: Mapping[str, int]) -> tuple[LaunchPlan, ...]:
+def plan(
+    wanted: Sequence[ServingCase], launches: int, done: Mapping[str, int], side_by_side: bool = False
+) -> tuple[LaunchPlan, ...]:
     """The launches still needed, given how many good records each case hash has.
 
     Launches with and without the plugin alternate, and which goes first alternates too, so that a machine that warms
-    up or slows down favours neither.
+    up or slows down favours neither. With `side_by_side` they are one launch and their blocks take turns.
     """
     plans: list[LaunchPlan] = []
     for index in range(launches):
-        pair = []
-        for plugin in (True, False):
-            missing = tuple(c for c in wanted if c.plugin is plugin and done.get(case_hash(c), 0) <= index)
-            if missing:
-                pair.append(LaunchPlan(plugin, missing, index))
+        missing = tuple(case for case in wanted if done.get(case_hash(case), 0) <= index)
+        parts = [missing] if side_by_side else [tuple(c for c in missing if c.plugin is on) for on in (True, False)]
+        pair = [LaunchPlan(part, index) for part in parts if part]
         plans += pair if index % 2 == 0 else pair[::-1]
     return tuple(plans)
 
@@ -139,6 +147,8 @@ def engine_settings(config: RunConfig, plugin: bool) -> Settings:
     }
     if engine.tokenizer:
         settings["tokenizer"] = True
+    if engine.side_by_side:
+        settings["side_by_side"] = True
     if plugin:
         settings |= {
             "dense_m_eff": engine.dense_m_eff,

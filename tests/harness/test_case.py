@@ -50,11 +50,19 @@ def test_plan_needs_only_what_is_missing_and_alternates_the_baseline() -> None:
     ]
 
 
+def test_side_by_side_is_one_launch_with_both_servers() -> None:
+    wanted = (_case("stock"), _case("full"), _case("stock", plugin=False))
+    plans = sweep.plan(wanted, 2, {case_hash(wanted[0]): 1}, side_by_side=True)
+    assert [(p.index, len(p.cases), p.side_by_side) for p in plans] == [(0, 2, True), (1, 3, True)]
+    (cell,) = sweep.cells(plans[1], 1)
+    assert cell == wanted, "stock without the plugin takes turns with the paths"
+
+
 def test_cells_hold_all_paths_of_one_size_in_an_order_that_changes_by_launch() -> None:
     cases = tuple(_case(path, prefix) for prefix in (1, 2, 3, 4) for path in ("stock", "cascade"))
-    orders = {tuple(c[0].prefix_tokens for c in sweep.cells(LaunchPlan(True, cases, i), 1)) for i in range(5)}
+    orders = {tuple(c[0].prefix_tokens for c in sweep.cells(LaunchPlan(cases, i), 1)) for i in range(5)}
     assert len(orders) > 1
-    for cell in sweep.cells(LaunchPlan(True, cases, 0), 1):
+    for cell in sweep.cells(LaunchPlan(cases, 0), 1):
         assert [case.path for case in cell] == ["stock", "cascade"]
         assert len({case.prefix_tokens for case in cell}) == 1
 

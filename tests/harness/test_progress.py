@@ -17,7 +17,7 @@ def test_points_failures_and_time_left() -> None:
     out = io.StringIO()
     progress = Progress(Console(file=out, width=200))
     cases = (CASE, replace(CASE, path="full"))
-    plans = (LaunchPlan(True, cases, 0), LaunchPlan(True, cases, 1))
+    plans = (LaunchPlan(cases, 0), LaunchPlan(cases, 1))
     progress.begin(plans, 3)
     progress.launch_begins(plans[0], 2)
     progress.point_done(make_record(), 59.6)

@@ -103,19 +103,40 @@ def test_a_server_that_never_starts_fails_its_cases_once(
 ) -> None:
     starts = []
 
-    def start(self: FakeEngine, plugin: bool, seed: int, log: Path) -> FakeServer:
+    def begin(self: FakeEngine, plugin: bool, seed: int, log: Path) -> FakeServer:
         starts.append(plugin)
         if plugin:
             raise ServerFailedError("the server ended with code 1: prefixonce: MLA is not supported")
         return FakeServer(plugin, seed, log, 0.0)
 
-    monkeypatch.setattr(FakeEngine, "start", start)
+    monkeypatch.setattr(FakeEngine, "begin", begin)
     monkeypatch.setattr(FakeServer, "log_tail", lambda self: "")
     assert run("engine=fake", "path=stock,full", "launches=2") == 1
     assert starts.count(True) == 1, "not started again in this run"
     assert [r.status for r in store.load("plugin=true")] == ["failed", "failed"]
     assert len(store.load("plugin=false status=ok")) == 2
     assert "MLA is not supported" in capsys.readouterr().out
+
+
+def test_two_servers_side_by_side_take_turns_in_one_launch() -> None:
+    assert run("engine=fake", "path=stock,full", "launches=3", "engine.side_by_side=true", "measure.blocks=2") == 0
+    records = store.load("latest")
+    assert len(records) == 9
+    for launch in {r.launch.launch_id for r in records}:
+        together = [r for r in records if r.launch.launch_id == launch]
+        assert {(r.case.path, r.case.plugin) for r in together} == {("stock", True), ("full", True), ("stock", False)}
+        assert sorted(b.position for r in together for b in r.measurement.blocks) == list(range(6))
+
+
+def test_one_of_two_servers_that_never_starts_leaves_the_other_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(self: FakeServer) -> None:
+        if self._plugin:
+            raise ServerFailedError("the server ended with code 1")
+
+    monkeypatch.setattr(FakeServer, "ready", ready)
+    assert run("engine=fake", "path=stock,full", "launches=2", "engine.side_by_side=true") == 1
+    assert [r.status for r in store.load("plugin=true")] == ["failed", "failed"]
+    assert [r.status for r in store.load("plugin=false")] == ["ok", "ok"]
 
 
 def test_changing_axis_order_or_more_launches_measures_only_what_is_missing() -> None:
@@ -158,10 +179,10 @@ def test_records_of_another_plugin_source_do_not_count(monkeypatch: pytest.Monke
 def test_all_failures_of_all_jobs_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(self: FakeEngine, plugin: bool, seed: int, log: Path) -> FakeServer:
+    def begin(self: FakeEngine, plugin: bool, seed: int, log: Path) -> FakeServer:
         raise ServerFailedError(f"no server {plugin}")
 
-    monkeypatch.setattr(FakeEngine, "start", start)
+    monkeypatch.setattr(FakeEngine, "begin", begin)
     assert run("engine=fake", "path=stock,full", "engine.page_size=1,16", "launches=1") == 1
     out = capsys.readouterr().out
     assert "6 points recorded, 6 failed" in out

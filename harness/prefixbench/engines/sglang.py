@@ -15,7 +15,7 @@ from typing import Any
 import requests
 
 from prefixbench import environment
-from prefixbench.config import RunConfig
+from prefixbench.config import EngineConfig, RunConfig
 from prefixbench.engines import checkpoints, tokenizer
 from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.client import HoldError, StalledError, send_block
@@ -63,6 +63,11 @@ class SglangEngine:
         return environment.plugin_digest()
 
     def start(self, plugin: bool, seed: int, log: Path, fault: str | None = None) -> SglangServer:
+        server = self.begin(plugin, seed, log, fault)
+        server.ready()
+        return server
+
+    def begin(self, plugin: bool, seed: int, log: Path, fault: str | None = None) -> SglangServer:
         """`fault` is planted in the plugin (PREFIXONCE_TEST_FAULT): for controls, which must be found out."""
         end_orphans()
         folder = checkpoints.prepare(self._config.model)
@@ -75,39 +80,44 @@ class SglangEngine:
             variables["PREFIXONCE_TEST_FAULT"] = fault
         process = ServerProcess(command, variables, log)
         shown = tuple({sys.executable: "python", str(folder): folder.name}.get(word, word) for word in command)
-        url = f"http://127.0.0.1:{port}"
-        server = SglangServer(process, shown, url, folder, self._config.engine.stall_timeout_s)
-        try:
-            server.wait_until_ready(self._config.engine.start_timeout_s)
-            server.check_plugin(plugin)
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        return SglangServer(process, shown, f"http://127.0.0.1:{port}", folder, plugin, self._config.engine)
 
 
 class SglangServer:
     def __init__(
-        self, process: ServerProcess, command: tuple[str, ...], url: str, model_folder: Path, stall_s: float
+        self,
+        process: ServerProcess,
+        command: tuple[str, ...],
+        url: str,
+        model_folder: Path,
+        plugin: bool,
+        engine: EngineConfig,
     ) -> None:
         self.command = command
         self.startup_s = 0.0
         self.url = url
         self.model_folder = model_folder
         self._process = process
-        self._stall_s = stall_s
+        self._plugin = plugin
+        self._stall_s = engine.stall_timeout_s
+        self._start_timeout_s = engine.start_timeout_s
+        self._began_s = time.perf_counter()
 
-    def wait_until_ready(self, timeout_s: float) -> None:
-        start_s = time.perf_counter()
-        self._process.wait_until(self._is_healthy, timeout_s)
-        self.startup_s = time.perf_counter() - start_s
+    def ready(self) -> None:
+        try:
+            self._process.wait_until(self._is_healthy, self._start_timeout_s)
+            self.startup_s = time.perf_counter() - self._began_s
+            self._check_plugin()
+        except BaseException:
+            self.stop()
+            raise
 
-    def check_plugin(self, wanted: bool) -> None:
+    def _check_plugin(self) -> None:
         """A server must never be measured under another one's name: SGLang skips a plugin that fails and serves on."""
-        if (plugin_state(self._info()) is not None) is not wanted:
+        if (plugin_state(self._info()) is not None) is not self._plugin:
             raise ServerFailedError(
-                f"the server {'does not report' if wanted else 'reports'} the plugin prefixonce, "
-                f"which this launch {'needs' if wanted else 'must not have'}; its log says why"
+                f"the server {'does not report' if self._plugin else 'reports'} the plugin prefixonce, "
+                f"which this launch {'needs' if self._plugin else 'must not have'}; its log says why"
             )
 
     def set_path(self, path: str) -> None:
@@ -223,12 +233,16 @@ def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, see
         options["chunked-prefill-size"] = engine.chunked_prefill_size
     if is_cpu:
         options["device"] = "cpu"
+    if engine.side_by_side:
+        options["sleep-on-idle"] = None  # a scheduler that waits would else keep a core from the one that is measured
     if has_graphs(config):
         options["cuda-graph-max-bs-decode"] = engine.cuda_graph_max_bs
     flags = ["--disable-prefill-cuda-graph" if has_graphs(config) else "--disable-cuda-graph"]
     if not engine.tokenizer:
         flags.append("--skip-tokenizer-init")
-    spelled = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    spelled = [
+        text for name, value in options.items() for text in (f"--{name}", *(() if value is None else (str(value),)))
+    ]
     return (sys.executable, "-m", "sglang.launch_server", *spelled, *flags, *engine.extra_args)
 
 
