@@ -28,7 +28,8 @@ _VERBS = {
         "prefixbench.numerics_cli:main",
         "compare the paths' log-probabilities with stock's own noise",
     ),
-    "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's thresholds to this GPU"),
+    "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's cost model to this device"),
+    "regret": ("prefixbench.regret_cli:main", "say what the dispatcher's choices cost beside the best possible ones"),
     "targets": ("prefixbench.targets_cli:main", "check measured figures against stated targets"),
     "doctor": ("prefixbench.doctor:main", "say what this machine has, lacks, and how to get it"),
 }
