@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Test processes side by side; a file's tests share one, and with it the engine that they start.
+WORKERS ?= 2
 # One place for what the two installations need: the lock, then our own two distributions without their dependencies.
 export UV_LINK_MODE ?= hardlink
 # Importing SGLang compiles thousands of modules; without their bytecode kept, every server start pays for that again.
@@ -14,7 +16,7 @@ reproduce: setup            ## run the main job for this machine and build its r
 	$(BIN)/prefixbench reproduce
 
 test: setup                 ## every test that this machine can run, fast ones first
-	$(BIN)/pytest -q -m "not gpu"
+	$(BIN)/pytest -q -m "not gpu" -n $(WORKERS) --dist loadfile
 
 setup: $(STAMP)             ## create the environment from the lock (first time only)
 
