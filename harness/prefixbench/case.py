@@ -88,7 +88,30 @@ class OutsideCase:
     kind: Literal["outside"] = "outside"
 
 
-Case = ServingCase | KernelCase | NumericsCase | OutsideCase
+Change = Literal["none", "one", "all"]
+
+
+@dataclass(frozen=True)
+class DispatchCase:
+    """A decode step that the host decides and plans: `batch` rows over `groups` prefixes (0: nothing is shared).
+
+    `change`: how many requests are others than in the step before. Head counts are per GPU.
+    """
+
+    mode: str
+    groups: int
+    batch: int
+    change: Change
+    prefix_tokens: int
+    suffix_tokens: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    settings: Settings
+    kind: Literal["dispatch"] = "dispatch"
+
+
+Case = ServingCase | KernelCase | NumericsCase | OutsideCase | DispatchCase
 
 
 def case_hash(case: Case) -> str:
