@@ -2,7 +2,7 @@
 
 Schema history
   1  first version: serving and kernel measurements, raw samples, path that ran, environment, telemetry, events;
-     kinds of measurement are added without a new version: numerics, outside.
+     kinds of measurement are added without a new version: numerics, outside, dispatch.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class StepCounters:
     """What the plugin counted in this block; `None` fields were not observable (no plugin, no timer).
 
     `steps` by path that ran (stock, paged, cascade, dense). `batch_histogram`: realized batch -> decode steps.
-    `bytes_saved` is modelled: (rows - 1) x prefix K/V of each shared group, all layers. `decode_s` is the wall time of
-    decode forwards; `attention_s` the part in attention, `prefix_s` the part in shared-prefix attention.
+    `bytes_saved` is modelled: (rows - 1) x prefix K/V of each shared group, all layers. `decode_s` is the time of decode
+    forwards (on a GPU the device's); `attention_s` the part in attention, `prefix_s` in shared-prefix attention.
     """
 
     steps: dict[str, int]
@@ -281,7 +281,23 @@ class OutsideMeasurement:
     kind: Literal["outside"] = "outside"
 
 
-Measurement = ServingMeasurement | KernelMeasurement | NumericsMeasurement | OutsideMeasurement
+@dataclass(frozen=True)
+class DispatchMeasurement:
+    """Host microseconds of one decode step before its kernels run, one entry per step.
+
+    `decision_us`: the choice of the path alone, a mean over `decision_repeats` calls. `planning_us`: everything, the
+    decision included; the copies to the device are started within it if `with_device_copies`.
+    """
+
+    decision_us: tuple[float, ...]
+    decision_repeats: int
+    planning_us: tuple[float, ...]
+    with_device_copies: bool
+    path_chosen: str
+    kind: Literal["dispatch"] = "dispatch"
+
+
+Measurement = ServingMeasurement | KernelMeasurement | NumericsMeasurement | OutsideMeasurement | DispatchMeasurement
 
 
 @dataclass(frozen=True)
