@@ -76,8 +76,8 @@ class StepCounters:
     """What the plugin counted in this block; `None` fields were not observable (no plugin, no timer).
 
     `steps` by path that ran (stock, paged, cascade, dense). `batch_histogram`: realized batch -> decode steps.
-    `bytes_saved` is modelled: (rows - 1) x prefix K/V of each shared group, all layers. `decode_s` is the time of decode
-    forwards (on a GPU the device's); `attention_s` the part in attention, `prefix_s` in shared-prefix attention.
+    `bytes_saved` is modelled: (rows - 1) x prefix K/V of each shared group, all layers. `decode_s` is the time of
+    decode forwards (on a GPU the device's), `attention_s` the part in attention, `prefix_s` in shared-prefix attention.
     """
 
     steps: dict[str, int]
