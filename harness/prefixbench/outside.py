@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from typing import Protocol
 from prefixbench import environment, lock, resume, store, sweep
 from prefixbench.case import OutsideCase, ServingCase, Settings, case_hash
 from prefixbench.config import RunConfig
-from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError
+from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError, start_all
 from prefixbench.engines.bench_serving import MODULE, Load
 from prefixbench.errors import UsageError
 from prefixbench.launch import build_workload
@@ -97,55 +97,73 @@ class _OutsideRun:
         }
         (folder / store.PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n")
         done = Counter(case_hash(r.case.serving) for r in reused if isinstance(r.case, OutsideCase))
-        plans = sweep.plan(wanted, self._config.launches, done)
+        plans = sweep.plan(wanted, self._config.launches, done, self._config.engine.side_by_side)
         self._job.say(f"{len(plans)} launches to measure, {len(reused)} points recorded already")
         for launch in plans:
             self._launch(launch, folder)
         return [*reused, *self._made]
 
     def _launch(self, plan: LaunchPlan, folder: Path) -> None:
-        """One server; the first failure ends it, and the cases it had not reached are left for the next run."""
+        """Servers and client start together; the first failure ends the launch, what it had not reached is left for
+        the next run."""
         now = datetime.now(UTC)
         launch_id = f"{now:%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
         launch = Launch(launch_id, plan.index, now.isoformat("T", "milliseconds"), None)
-        kind = "with" if plan.plugin else "without"
-        self._job.say(f"launch {plan.index + 1} {kind} the plugin: starting a server and SGLang's client")
-        server: Server | None = None
-        running, pairs = plan.cases[0], list[OutsidePair]()
+        self._job.say(f"launch {plan.index + 1}: starting SGLang's client and the servers of {len(plan.cases)} cases")
+        logs = {on: folder / f"{launch_id}{'' if on else '-stock'}.log" for on in {case.plugin for case in plan.cases}}
+        with self._job.new_client() as client:
+            servers, errors = start_all(self._job.engine, self._config.seed + plan.index, logs)
+            try:
+                for case in (case for case in plan.cases if case.plugin in errors):
+                    self._save(case, launch, (), errors[case.plugin])
+                if not errors:
+                    for cell in sweep.cells(plan, self._config.seed):
+                        if not self._measure(servers, client, cell, launch):
+                            return
+            finally:
+                for server in servers.values():
+                    server.stop()
+
+    def _measure(
+        self, servers: Mapping[bool, Server], client: Client, cell: Sequence[ServingCase], launch: Launch
+    ) -> bool:
+        """Cases of the same sizes take turns, pair by pair; False when a server or the client failed."""
+        measure, engine = self._config.measure, self._job.engine
+        workload = build_workload(self._config, cell[0])
+
+        def watch() -> Sampler:
+            return Sampler(engine.device_indices, measure.telemetry_interval_s)
+
+        tasks = [Task(case, workload, SendPlan(case.concurrency, measure.stream_interval), watch) for case in cell]
+        pairs: dict[tuple[str, bool], list[OutsidePair]] = {_arm(case): [] for case in cell}
+        running = cell[0]
         try:
-            with self._job.new_client() as client:
-                log = folder / f"{launch_id}.log"
-                server = self._job.engine.start(plan.plugin, self._config.seed + plan.index, log)
-                launch = replace(launch, startup_s=server.startup_s, server_command=server.command)
-                for case in plan.cases:
-                    running, pairs = case, []
-                    self._measure(server, client, case, pairs)
-                    self._save(case, launch, tuple(pairs), None)
+            for task in tasks * measure.warmup_blocks:
+                running = task.case
+                warm_up(servers[running.plugin], task, measure.warmup_output_len)
+            for index in range(measure.blocks):
+                for task in tasks:
+                    running = task.case
+                    pairs[_arm(running)].append(self._pair(servers[running.plugin], client, task, index % 2 == 0))
         except ServerFailedError as error:
-            self._save(running, launch, tuple(pairs), error)
-        finally:
-            if server is not None:
-                server.stop()
+            self._save(running, self._started(launch, servers, running), tuple(pairs[_arm(running)]), error)
+            return False
+        for case in cell:
+            self._save(case, self._started(launch, servers, case), tuple(pairs[_arm(case)]), None)
+        return True
 
-    def _measure(self, server: Server, client: Client, case: ServingCase, pairs: list[OutsidePair]) -> None:
-        measure = self._config.measure
-        indices, interval_s = self._job.engine.device_indices, measure.telemetry_interval_s
-        workload = build_workload(self._config, case)
-        how = SendPlan(case.concurrency, measure.stream_interval)
-        task = Task(case, workload, how, lambda: Sampler(indices, interval_s))
-        for _ in range(measure.warmup_blocks):
-            warm_up(server, task, measure.warmup_output_len)
-        for index in range(measure.blocks):
-            self._position += 2
-            if index % 2:  # who goes first alternates, so that a machine that warms up favours neither
-                theirs = self._outside_block(server, client, task)
-                ours = measure_block(server, task, self._position + 1)
-            else:
-                ours = measure_block(server, task, self._position)
-                theirs = self._outside_block(server, client, task)
-            pairs.append(OutsidePair(ours, *theirs))
+    def _pair(self, server: Server, client: Client, task: Task, ours_first: bool) -> OutsidePair:
+        """Who goes first alternates, so that a machine that warms up or slows down favours neither."""
+        self._position += 2
+        if ours_first:
+            ours = measure_block(server, task, self._position)
+            return OutsidePair(ours, *self._outside_block(server, client, task, self._position + 1))
+        theirs = self._outside_block(server, client, task, self._position)
+        return OutsidePair(measure_block(server, task, self._position + 1), *theirs)
 
-    def _outside_block(self, server: Server, client: Client, task: Task) -> tuple[OutsideBlock, StepCounters | None]:
+    def _outside_block(
+        self, server: Server, client: Client, task: Task, position: int
+    ) -> tuple[OutsideBlock, StepCounters | None]:
         case, workload = task.case, task.workload
         in_flight = task.how.in_flight or len(workload.requests)
         load = Load(self._job.data_set, workload.requests, case.prefix_tokens, in_flight, self._config.seed)
@@ -156,9 +174,13 @@ class _OutsideRun:
             for primer in workload.primers:
                 server.prime(primer)
         before = server.counters()
-        block = client.run(server.url, server.model_folder, load, self._position, _CLIENT_TIMEOUT_S)
+        block = client.run(server.url, server.model_folder, load, position, _CLIENT_TIMEOUT_S)
         after = server.counters()
         return block, None if before is None or after is None else subtract(after, before)
+
+    def _started(self, launch: Launch, servers: Mapping[bool, Server], case: ServingCase) -> Launch:
+        server = servers[case.plugin]
+        return replace(launch, startup_s=server.startup_s, server_command=server.command)
 
     def _save(
         self, case: ServingCase, launch: Launch, pairs: tuple[OutsidePair, ...], error: ServerFailedError | None
@@ -196,3 +218,7 @@ class _OutsideRun:
             return []
         hashes = [case_hash(self._outside(case)) for case in wanted]
         return resume.reusable(store.read_tree(self._root).records, hashes, self._environment, self._plugin_source)
+
+
+def _arm(case: ServingCase) -> tuple[str, bool]:
+    return case.path, case.plugin

@@ -1,6 +1,6 @@
 """`prefixbench outside`: SGLang's own serving benchmark against the servers we measure. Do both clients see the same?
 
-Takes the configuration of `prefixbench run` as key=value. Blocks of both clients take turns on each server.
+Takes the configuration of `prefixbench run` as key=value. Both clients take turns on the same servers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def report(records: Sequence[Record], tolerance: float, console: Console) -> int
 def plan_lines(job: outside.Job) -> list[str]:
     config = job.config
     cases = sweep.cases(config)
-    launches = len(sweep.plan(cases, config.launches, {}))
+    launches = len(sweep.plan(cases, config.launches, {}, config.engine.side_by_side))
     head = f"{launches} launches, {config.measure.blocks} pairs of blocks each, data set {job.data_set}"
     return [head, *(f"  {describe(case)}" for case in cases)]
 
