@@ -1,14 +1,16 @@
 """`prefixbench reproduce`: measures what this machine can say about the claims, then builds the report.
 
-The plan comes from conf/reproduce.yaml and the GPUs that are here. Started again it measures only what is missing.
+The plan comes from conf/reproduce.yaml and the GPUs that are here. Started again, on the same kind of machine and with
+its records, it measures only what is missing; the report is built from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from prefixbench import cli, environment, store
+from prefixbench import cli, environment, resume, store
 from prefixbench.config import config_dir
 from prefixbench.errors import BenchError, UsageError
 
@@ -25,13 +27,28 @@ _BUDGET = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?$")
 
 @dataclass(frozen=True)
 class Step:
-    """One verb with its arguments; `checks` are the claims that its records speak about."""
+    """One verb with its arguments; `checks` are the claims that its records speak about.
 
+    `runs` is how the verb is told where records go. A verb that `resumes` is always called; any other only while its
+    records are not complete.
+    """
+
+    name: str
     what: str
     verb: str
     arguments: tuple[str, ...]
     minutes: float
     checks: tuple[str, ...]
+    runs: str = "runs"
+    resumes: bool = False
+
+    @property
+    def tag(self) -> str:
+        return f"reproduce-{self.name}"
+
+    def words(self, runs: Path, output: Path) -> list[str]:
+        given = [argument.replace("{output}", str(output)) for argument in self.arguments]
+        return [*given, f"tag={self.tag}", f"{self.runs}={runs}"]
 
 
 @dataclass(frozen=True)
@@ -70,17 +87,46 @@ def main(argv: Sequence[str]) -> int:
         console.print(line, markup=False)
     if options.plan_only:
         return 0
+    options.output.mkdir(parents=True, exist_ok=True)
     codes, runs = [], []
     for step in plan.steps.values():
         console.print(f"\n{step.what}", style="bold")
-        codes.append(_run(step, options.runs))
-        if (run := store.latest_run(options.runs)) is not None:
+        run = None if step.resumes else complete_run(step.tag, options.runs)
+        if run is not None:
+            console.print(f"recorded already, by {run}")
+        else:
+            codes.append(_run(step, options.runs, options.output))
+            run = store.latest_run(options.runs)
+        if run is not None:
             runs.append(run)
-    if not runs:
-        return max(codes)
-    codes.append(cli.function("report")([*dict.fromkeys(runs), "--runs", str(options.runs), "-o", str(options.output)]))
-    console.print(f"report: {(options.output / 'index.html').resolve()}")
-    return max(codes)
+    if runs:
+        selector = [*dict.fromkeys(runs), "--runs", str(options.runs)]
+        codes.append(cli.function("report")([*selector, "-o", str(options.output)]))
+        console.print("")
+        cli.function("scorecard")(selector)
+        console.print(f"report: {(options.output / 'index.html').resolve()}")
+    return max(codes, default=0)
+
+
+def complete_run(tag: str, root: Path) -> str | None:
+    """The newest run with this tag if it reached every case it had planned, on such a machine and with this code.
+
+    A case that failed counts as reached: a peer that cannot run here would fail again.
+    """
+    tagged = [(record, record.notes) for record in store.read_tree(root).records if record.notes]
+    made = [(record, notes) for record, notes in tagged if notes.get("tag") == tag]
+    newest = max((str(notes["sweep"]) for _, notes in made), default=None)
+    if newest is None:
+        return None
+    here, source = environment.observe(), environment.plugin_digest()
+    now = resume.conditions(here, source)
+    of_newest = [(record, notes) for record, notes in made if notes["sweep"] == newest]
+    if any(resume.conditions(r.environment, notes.get("plugin_source", source)) != now for r, notes in of_newest):
+        return None
+    reached = {record.case_hash for record, _ in of_newest if record.failure is None or record.failure.kind != "budget"}
+    plans = list((root / store.SWEEPS / newest).rglob(store.PLAN_FILE))
+    planned = {case for plan in plans for case in json.loads(plan.read_text())["cases"]}
+    return newest if planned and planned <= reached else None
 
 
 def pick(data: Mapping[str, Any], gpus: int) -> str:
@@ -92,14 +138,32 @@ def pick(data: Mapping[str, Any], gpus: int) -> str:
 def read_plan(data: Mapping[str, Any], preset: str) -> Plan:
     chosen = data["presets"][preset]
     steps = {
-        name: Step(s["what"], s["verb"], tuple(s["arguments"]), float(s["minutes"]), tuple(s["checks"]))
+        name: Step(
+            name,
+            s["what"],
+            s["verb"],
+            tuple(s["arguments"]),
+            float(s["minutes"]),
+            tuple(s["checks"]),
+            s.get("runs", "runs"),
+            s.get("resumes", False),
+        )
         for name, s in chosen["steps"].items()
     }
     cuts = tuple(
         Cut(c["step"], c["drops"], None if c["arguments"] is None else tuple(c["arguments"]), float(c["saves"]))
-        for c in chosen["cuts"]
+        for c in _flat(chosen["cuts"])
     )
     return Plan(preset, int(chosen["gpus"]), steps, cuts)
+
+
+def _flat(cuts: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """A preset takes over another's cuts as a list inside its own."""
+    for cut in cuts:
+        if isinstance(cut, list):
+            yield from _flat(cut)
+        else:
+            yield cut
 
 
 def fit(plan: Plan, budget_minutes: float | None) -> Plan:
@@ -155,9 +219,9 @@ def _why_not(plan: Plan, needed: int, gpus: int) -> str:
     return "left out by --budget" if plan.dropped else f"the plan {plan.preset} does not measure it"
 
 
-def _run(step: Step, runs: Path) -> int:
+def _run(step: Step, runs: Path, output: Path) -> int:
     try:
-        return cli.function(step.verb)([*step.arguments, f"runs={runs}"])
+        return cli.function(step.verb)(step.words(runs, output))
     except BenchError as error:  # the other steps and the report still say what they can
         sys.stderr.write(f"prefixbench {step.verb}: {error}\n")
         return error.exit_code

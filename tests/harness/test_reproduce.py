@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 
-from prefixbench import cli, reproduce, store
-from prefixbench.config import config_dir
+from harness.builders import kernel_record
+from prefixbench import cli, config_checks, environment, reproduce, store, sweep
+from prefixbench.case import ServingCase, case_hash
+from prefixbench.config import RunConfig, config_dir, register_schema
 from prefixbench.errors import UsageError
+from prefixbench.overrides import prepare
+from prefixbench.record import Failure
 
 DATA = yaml.safe_load((config_dir() / "reproduce.yaml").read_text())
 CLAIMS = yaml.safe_load((config_dir() / "claims.yaml").read_text())["claims"]
@@ -35,18 +42,68 @@ def test_presets_are_whole_and_every_claim_is_spoken_for(preset: str) -> None:
 
 def test_a_budget_drops_the_least_informative_first_and_says_so() -> None:
     plan = reproduce.read_plan(DATA, "one-gpu")
-    fitted = reproduce.fit(plan, 45.0)
-    assert fitted.minutes <= 45.0 < plan.minutes
-    assert fitted.dropped == ("prefix 2048",)
-    assert "prefix_len=[512,8192,16384]" in fitted.steps["llama-8b"].arguments
-    shortest = reproduce.fit(plan, 25.0)
+    fitted = reproduce.fit(plan, 22.0)
+    assert fitted.minutes <= 22.0 < plan.minutes
+    assert fitted.dropped == ("the rollouts", "the ShareGPT-like workload")
+    assert "rollouts" not in fitted.steps
+    shortest = reproduce.fit(plan, 9.0)
+    assert "concurrency=256" in shortest.steps["grid"].arguments
     assert "kernels" not in shortest.steps
     said = "\n".join(reproduce.describe(shortest, DATA["needs"], 1))
     assert "left out by --budget: the kernels" in said
     assert "Not checked here: K1, K2, K3, K4, D1, D2 (left out by --budget)" in said
     assert reproduce.fit(plan, None) == plan
-    with pytest.raises(UsageError, match="shortest plan of one-gpu takes 21m"):
-        reproduce.fit(plan, 5.0)
+    with pytest.raises(UsageError, match="shortest plan of one-gpu takes"):
+        reproduce.fit(plan, 4.0)
+
+
+def test_one_gpu_fits_into_twenty_five_minutes_with_everything() -> None:
+    plan = reproduce.read_plan(DATA, "one-gpu")
+    assert reproduce.fit(plan, 25.0) == plan
+
+
+def test_the_cells_of_the_headline_have_three_launches_and_every_stock_backend() -> None:
+    """The later steps ask for the very cases of the grid, so that their launches add up."""
+    steps = reproduce.read_plan(DATA, "four-gpu").steps
+    grid, headline, fa3 = (cases_of(steps[name]) for name in ("grid", "headline", "fa3"))
+    assert {case_hash(case) for case in headline[1]} <= {case_hash(case) for case in grid[1]}
+    assert (grid[0].launches, headline[0].launches) == (1, 3)
+    cells = {(case.prefix_tokens, case.concurrency) for case in grid[1]}
+    assert cells == {(prefix, rows) for prefix in (512, 2048, 8192, 16384) for rows in (64, 256, 512)}
+    assert {(case.path, case.plugin) for case in headline[1]} == {
+        ("stock", False),
+        ("cascade", True),
+        ("full", True),
+        ("auto", True),
+    }
+    assert {case.stock_backend for case in grid[1]} == {"flashinfer"}
+    assert {(case.stock_backend, case.path, case.plugin) for case in fa3[1]} == {("fa3", "stock", False)}
+    assert {case.output_tokens for case in (*grid[1], *fa3[1])} == {256}
+
+
+@pytest.mark.parametrize("preset", DATA["presets"])
+def test_every_step_and_every_cut_is_a_command_that_its_verb_takes(preset: str) -> None:
+    plan = reproduce.read_plan(DATA, preset)
+    shortest = replace(plan, cuts=())
+    for cut in plan.cuts:
+        if cut.arguments is not None:
+            step = shortest.steps[cut.step]
+            shortened = replace(step, arguments=(*step.arguments, *cut.arguments))
+            shortest = replace(shortest, steps={**shortest.steps, cut.step: shortened})
+    for step in (*plan.steps.values(), *shortest.steps.values()):
+        assert step.verb in cli.verbs()
+        if step.verb in ("run", "outside"):
+            config, cases = cases_of(step)
+            assert cases
+            assert config.gpus.count <= max(1, plan.gpus)
+
+
+def cases_of(step: reproduce.Step) -> tuple[RunConfig, tuple[ServingCase, ...]]:
+    register_schema()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        words = prepare(step.words(Path("runs"), Path("out")), multirun=False)
+        config = config_checks.load(compose("config", overrides=words))
+    return config, sweep.cases(config)
 
 
 @pytest.mark.parametrize(("text", "minutes"), [("25m", 25.0), ("2h", 120.0), ("1h30m", 90.0), (None, None)])
@@ -64,7 +121,9 @@ def test_it_measures_reports_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    step = reproduce.Step("fake", "run", ("engine=fake", "path=stock,full", "launches=2", "-m"), 1.0, ())
+    step = reproduce.Step(
+        "fake", "fakes", "run", ("engine=fake", "path=[stock,full]", "launches=2"), 1.0, (), resumes=True
+    )
     plan = reproduce.Plan("cpu", 0, {"fake": step}, ())
     monkeypatch.setattr("prefixbench.reproduce.read_plan", lambda data, preset: plan)
     assert cli.main(["reproduce"]) == 0
@@ -74,3 +133,29 @@ def test_it_measures_reports_and_resumes(
     assert f"report: {tmp_path / 'reports' / 'latest' / 'index.html'}" in capsys.readouterr().out
     assert cli.main(["reproduce"]) == 0
     assert {record.record_id for record in store.load("latest")} == first, "the second run starts no server"
+
+
+def test_a_verb_that_always_measures_is_called_until_its_records_are_complete(tmp_path: Path) -> None:
+    planned = [
+        kernel_record("dense", environment=environment.observe()),
+        kernel_record("cascade", environment=environment.observe()),
+    ]
+    notes = {"tag": "reproduce-kernels", "sweep": "run-1", "plugin_source": environment.plugin_digest()}
+    folder = tmp_path / store.SWEEPS / "run-1"
+    folder.mkdir(parents=True)
+    (folder / store.PLAN_FILE).write_text(json.dumps({"cases": [r.case_hash for r in planned], "reused": []}))
+    store.save(replace(planned[0], notes=notes), tmp_path, {})
+    assert reproduce.complete_run("reproduce-kernels", tmp_path) is None, "one of two is missing"
+    late = replace(planned[1], notes=notes, status="timeout", failure=Failure("budget", "the time budget was spent"))
+    path = store.save(late, tmp_path, {})
+    assert reproduce.complete_run("reproduce-kernels", tmp_path) is None, "no time was left for it"
+    (path / store.RECORD_FILE).unlink()
+    path.rmdir()
+    store.save(
+        replace(planned[1], notes=notes, status="failed", failure=Failure("unsupported", "not here")), tmp_path, {}
+    )
+    assert reproduce.complete_run("reproduce-kernels", tmp_path) == "run-1", "it cannot run here, and was tried"
+    assert reproduce.complete_run("reproduce-calibration", tmp_path) is None
+    other = replace(kernel_record("dense", 1), notes=notes | {"sweep": "run-2"})
+    store.save(other, tmp_path, {})
+    assert reproduce.complete_run("reproduce-kernels", tmp_path) is None, "the newest is of another machine"
