@@ -14,7 +14,7 @@ from rich.console import Console
 
 from prefixbench import hydra_app, numerics_config, numerics_runner, store
 from prefixbench.analysis.numerics import QUANTILES, Deviation, Verdict, verdicts
-from prefixbench.config import config_dir
+from prefixbench.config import PATHS, config_dir
 from prefixbench.numerics_config import NumericsConfig
 from prefixbench.overrides import one_line_errors
 from prefixbench.record import Record
@@ -78,7 +78,7 @@ def _table(launch: Sequence[Verdict]) -> list[str]:
     noise = next((verdict.agreement.noise for verdict in launch if verdict.agreement), None)
     if noise is not None:
         lines.append(_row("stock, its noise", noise, ("", "", f"stock in batches of {launch[0].noise_concurrency}")))
-    for verdict in launch:
+    for verdict in sorted(launch, key=lambda verdict: PATHS.index(verdict.case.path)):
         found = verdict.agreement
         if found is None:
             lines.append(f"  {verdict.case.path:<16} not measured: {verdict.why_not}")

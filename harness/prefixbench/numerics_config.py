@@ -25,7 +25,7 @@ class NumericsConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     gpus: GpusConfig = field(default_factory=GpusConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    path: list[str] = MISSING
+    paths: list[str] = MISSING
     control: list[str] = MISSING
     control_fault: str = MISSING
     prefix_len: int = MISSING
@@ -49,14 +49,14 @@ def load(composed: DictConfig) -> NumericsConfig:
     if not isinstance(config, NumericsConfig):
         raise UsageError("the configuration does not start from numerics_schema; keep it first in the defaults list")
     config_checks.check_server(server_config(config, NO_FAULT))
-    for key, paths in (("path", config.path), ("control", config.control)):
+    for key, paths in (("paths", config.paths), ("control", config.control)):
         for path in paths:
             if path not in PATHS:
                 raise unknown(key, path, PATHS)
         if len(set(paths)) != len(paths):
             raise UsageError(f"{key}={list(paths)}: give each path only once")
-    if not config.path:
-        raise UsageError(f"path=[]: allowed are one or more of {', '.join(PATHS)}")
+    if not config.paths:
+        raise UsageError(f"paths=[]: allowed are one or more of {', '.join(PATHS)}")
     if "stock" in config.control:
         raise UsageError("control=stock: a fault in the plugin cannot reach stock; choose among the other paths")
     if config.control_fault not in FAULTS:
@@ -124,7 +124,7 @@ def cases(config: NumericsConfig, server: RunConfig, fault: str) -> tuple[Numeri
         workload_settings={"seed": config.seed},
         model_settings=sweep.model_settings(server),
     )
-    paths = config.path if fault == NO_FAULT else config.control
+    paths = config.paths if fault == NO_FAULT else config.control
     return (
         reference,
         replace(reference, role="noise", concurrency=config.noise_concurrency),

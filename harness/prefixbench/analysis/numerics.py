@@ -43,8 +43,9 @@ class Deviation:
 class Agreement:
     """One path beside stock's own noise, both against the same reference and over the same positions.
 
-    `ratio`: the largest of path over noise among QUANTILES and maximum. `p_value`: how often it is that large when path
-    and noise are exchanged at random, request by request. Inside: not above one, or not rare and not above three.
+    `ratio`: the largest of path over noise among QUANTILES and maximum. `p_value`: how often one of these ratios is as
+    large when path and noise are exchanged at random, request by request (the least of them, times their number).
+    Inside: the ratio is not above one, or it is not rare and not above three.
     """
 
     noise: Deviation
@@ -103,12 +104,12 @@ def agreement(reference: NumericsMeasurement, noise: NumericsMeasurement, path: 
     if len({reference.tokens_sha256, noise.tokens_sha256, path.tokens_sha256}) != 1:
         raise ValueError("reference, noise and path did not decode the same tokens")
     ours, stocks = _differences(reference, path), _differences(reference, noise)
-    ratio = _ratio(ours, stocks)
+    ratios = _ratios(ours, stocks)
     return Agreement(
         noise=_deviation(reference, noise, stocks),
         path=_deviation(reference, path, ours),
-        ratio=ratio,
-        p_value=_p_value(ours, stocks, ratio),
+        ratio=float(ratios.max()),
+        p_value=_p_value(ours, stocks, ratios),
     )
 
 
@@ -150,18 +151,20 @@ def _ranks(positions: int) -> dict[float, int]:
     return {q: int(np.ceil(q * positions)) - 1 for q in QUANTILES if positions * (1 - q) >= SAMPLES_BEYOND - 1e-9}
 
 
-def _ratio(ours: Floats, stocks: Floats) -> float:
+def _ratios(ours: Floats, stocks: Floats) -> Floats:
+    """Path over noise: one for each quantile that there is, then the maximum."""
     kept = [*_ranks(ours.size).values(), ours.size - 1]
-    ours, stocks = (np.partition(side, kept, axis=None)[kept] for side in (ours, stocks))
-    return float(np.max(np.maximum(ours, FLOOR) / np.maximum(stocks, FLOOR)))
+    ours, stocks = (np.maximum(np.partition(side, kept, axis=None)[kept], FLOOR) for side in (ours, stocks))
+    return ours / stocks
 
 
-def _p_value(ours: Floats, stocks: Floats, ratio: float) -> float:
-    """A permutation test whose units are requests: the positions of one request share a context, so they are not
+def _p_value(ours: Floats, stocks: Floats, ratios: Floats) -> float:
+    """Permutation tests whose units are requests: the positions of one request share a context, so they are not
     independent. Seeded, so that the same records always give the same verdict."""
     generator = np.random.default_rng(0)
-    as_large = 0
+    as_large = np.zeros(ratios.shape)
     for _ in range(EXCHANGES):
         swapped = generator.random((len(ours), 1)) < 0.5
-        as_large += _ratio(np.where(swapped, stocks, ours), np.where(swapped, ours, stocks)) >= ratio
-    return (1 + as_large) / (1 + EXCHANGES)
+        as_large += _ratios(np.where(swapped, stocks, ours), np.where(swapped, ours, stocks)) >= ratios
+    rarest = float((1 + as_large.min()) / (1 + EXCHANGES))
+    return min(1.0, rarest * ratios.size)
