@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,8 +22,8 @@ from prefixbench.kernels_config import KernelsConfig, Request, requests
 from prefixbench.measures.kernel import registry
 from prefixbench.measures.kernel.cell import Outcome, measure_cell
 from prefixbench.measures.kernel.implementation import Implementation, Prepared, Result, work_of
-from prefixbench.measures.kernel.inputs import LAYOUTS, Shape, make_inputs, sets_for_cold_l2
-from prefixbench.measures.kernel.oracle import LSE_BOUND, judge, oracle
+from prefixbench.measures.kernel.inputs import LAYOUTS, Inputs, Shape, make_inputs, sets_for_cold_l2
+from prefixbench.measures.kernel.oracle import judge, lse_bound, oracle
 from prefixbench.measures.kernel.timing import HostClock, Replay, TimingPlan, launch_order, time_in_turns
 from prefixbench.record import KernelMeasurement
 from prefixonce import Path as StepPath
@@ -76,7 +77,7 @@ def test_our_paths_agree_with_the_oracle_in_every_layout(layout: str, prefix: in
         return
     inputs = make_inputs(shape, sets=2, device=CPU, seed=3)
     prepared = found.prepare(inputs)
-    verdict = judge(prepared.result(prepared.run(0)), oracle(inputs))
+    verdict = judge(prepared.result(prepared.run(0)), oracle(inputs), shape.keys)
     assert verdict.passed, verdict
     assert prepared.note["path_ran"] == name
 
@@ -127,12 +128,12 @@ def test_launch_order_is_whole_rotations_or_one_set() -> None:
     assert launch_order("cold", 20, 10) == tuple(range(20))
 
 
-@pytest.mark.parametrize("fault", ["lost page", "doubled row", "nan", "lse in base 2", "rounded twice"])
+@pytest.mark.parametrize("fault", ["lost page", "doubled row", "nan", "rounded twice"])
 def test_the_judge_sees_planted_faults_and_forgives_rounding(fault: str) -> None:
     inputs = make_inputs(SHAPE._replace(prefix_tokens=512), sets=1, device=CPU, seed=1)
-    truth = oracle(inputs)
+    truth, keys = oracle(inputs), inputs.shape.keys
     good = Result(truth.out.to(torch.bfloat16), truth.lse.float())
-    assert judge(good, truth).passed
+    assert judge(good, truth, keys).passed
     if fault == "lost page":
         short = replace(inputs, prefix_slots=inputs.prefix_slots[:, 16:])
         bad = Result(oracle(short).out.to(torch.bfloat16), None)
@@ -142,19 +143,49 @@ def test_the_judge_sees_planted_faults_and_forgives_rounding(fault: str) -> None
         out = good.out.clone()
         out[1, 1, 1] = torch.nan
         bad = Result(out, None)
-    elif fault == "lse in base 2":
-        bad = good._replace(lse=truth.lse.float() / 0.6931471805599453)
     else:
         noisy = truth.out * (1 + 2**-9 * torch.sign(torch.randn_like(truth.out)))
-        assert judge(Result(noisy.to(torch.bfloat16), good.lse), truth).passed
+        assert judge(Result(noisy.to(torch.bfloat16), good.lse), truth, keys).passed
         return
-    verdict = judge(bad, truth)
+    verdict = judge(bad, truth, keys)
     assert not verdict.passed
     # A record cannot hold NaN: what is not finite is None, and what is wrong says by how much.
     assert (verdict.max_abs_error is None) is (fault == "nan")
-    if fault == "lse in base 2":
-        assert verdict.lse_error is not None
-        assert verdict.lse_error > LSE_BOUND
+
+
+@pytest.mark.parametrize("prefix", [64, 16384])
+@pytest.mark.parametrize("fault", ["lost page", "doubled page", "base 2", "rounded weights"])
+def test_the_judge_of_an_lse_forgives_rounded_weights_and_nothing_else(prefix: int, fault: str) -> None:
+    """The output is the right one throughout: the LSE alone decides."""
+    inputs = make_inputs(SHAPE._replace(prefix_tokens=prefix), sets=1, device=CPU, seed=1)
+    truth, shape = oracle(inputs), inputs.shape
+    slots = inputs.prefix_slots
+    if fault == "lost page":
+        lse = oracle(replace(inputs, prefix_slots=slots[:, shape.page_size :])).lse
+    elif fault == "doubled page":
+        lse = oracle(replace(inputs, prefix_slots=torch.cat([slots, slots[:, : shape.page_size]], dim=1))).lse
+    elif fault == "base 2":
+        lse = truth.lse / math.log(2)
+    else:
+        lse = truth.lse + _rounded_sum_error(inputs)
+    verdict = judge(Result(truth.out.to(torch.bfloat16), lse.float()), truth, shape.keys)
+    assert verdict.max_abs_error is not None
+    assert verdict.max_abs_error <= verdict.bound
+    assert verdict.lse_error is not None
+    assert verdict.passed is (fault == "rounded weights")
+    assert verdict.lse_bound == lse_bound(torch.bfloat16, shape.keys)
+    if fault == "rounded weights":
+        assert verdict.lse_error > 1e-5, "the rounding is there"
+
+
+def _rounded_sum_error(inputs: Inputs) -> torch.Tensor:
+    """What summing weights that were rounded to bfloat16 does to the LSE, [batch, q_heads]."""
+    shape = inputs.shape
+    q = inputs.q[0].double().unflatten(1, (shape.kv_heads, -1))
+    keys = inputs.k[0].double()[inputs.row_slots]
+    scores = torch.einsum("bhgd,bnhd->bhgn", q, keys) * inputs.scale
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights.bfloat16().double().sum(-1) / weights.sum(-1)).log().flatten(1)
 
 
 def test_implementations_take_turns_and_samples_are_per_launch() -> None:
@@ -379,6 +410,23 @@ def test_a_wrong_result_is_a_failed_record(
     assert record.status == "failed"
     assert record.failure is not None
     assert record.failure.kind == "wrong-result"
+
+
+def test_a_right_output_with_a_wrong_lse_is_a_failed_record_that_says_so(
+    job: Callable[..., kernels_runner.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = registry.named("dense")
+
+    def wrong(inputs: Any) -> Prepared:
+        ready, lse = dense.prepare(inputs), oracle(inputs).lse
+        return replace(ready, result=lambda ran: ready.result(ran)._replace(lse=(lse + 0.1).float()))
+
+    monkeypatch.setattr(registry, "implementations", lambda: {"dense": replace(dense, prepare=wrong)})
+    (record,) = kernels_runner.run(job(implementation="dense"), lambda line: None)
+    assert record.status == "failed"
+    assert record.failure is not None
+    assert record.failure.message.endswith("the output is right, its LSE is not")
+    assert record.measurement is not None, "what it took is kept"
 
 
 def test_a_spent_budget_is_recorded_and_nothing_is_measured(job: Callable[..., kernels_runner.Job]) -> None:

@@ -105,9 +105,9 @@ def test_flashinfer_is_planned_over_the_right_pages(
     serving = [found for found in flashinfer_peers.implementations() if found.unsupported(shape, GPU) is None]
     for found in serving:
         ready = found.prepare(inputs)
-        verdict = judge(ready.result(ready.run(0)), truth)
+        verdict = judge(ready.result(ready.run(0)), truth, shape.keys)
         assert verdict.passed, (found.name, verdict)
-        assert not judge(ready.result(ready.run(1)), truth).passed, "data set 1 is another"
+        assert not judge(ready.result(ready.run(1)), truth, shape.keys).passed, "data set 1 is another"
     kinds = {found.name.removeprefix("flashinfer-").partition("-")[0] for found in serving}
     shared = layout != "unique" and prefix > 0
     expected = {"decode"}
@@ -145,13 +145,13 @@ def test_queries_are_packed_and_splits_merged_back(
     ran = ready.run(0)
     assert isinstance(ran, tuple)
     assert len(ran[0]) == (1 if is_merged else splits)
-    assert judge(ready.result(ran), oracle(inputs)).passed
+    assert judge(ready.result(ran), oracle(inputs), shape.keys).passed
 
 
 def test_plain_attention_is_unpacked_too() -> None:
     inputs = make_inputs(SHAPE._replace(suffix_tokens=0), sets=1, device=CPU, seed=2)
     ready = torch_peers._plain(plain_attention, inputs)
-    assert judge(ready.result(ready.run(0)), oracle(inputs)).passed
+    assert judge(ready.result(ready.run(0)), oracle(inputs), inputs.shape.keys).passed
 
 
 def test_torchs_own_operators_take_our_arguments() -> None:

@@ -62,7 +62,7 @@ def measure_cell(
         with _Kept(outcome):
             ready = found.prepare(inputs)
             outcome.note = dict(ready.note)
-            outcome.correctness = judge(ready.result(ready.run(0)), truth)
+            outcome.correctness = judge(ready.result(ready.run(0)), truth, inputs.shape.keys)
             prepared[found.name] = ready
     del truth
     with watch() as watched:

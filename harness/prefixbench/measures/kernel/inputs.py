@@ -42,6 +42,11 @@ class Shape(NamedTuple):
         return self.batch if self.layout == "unique" else 1
 
     @property
+    def keys(self) -> int:
+        """Keys of one row."""
+        return self.prefix_tokens + self.suffix_tokens
+
+    @property
     def pool_bytes(self) -> int:
         tokens = self.readers * self.prefix_tokens + self.batch * self.suffix_tokens
         return 2 * tokens * self.kv_heads * self.head_dim * DTYPES[self.dtype].itemsize
