@@ -6,6 +6,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prefixonce.errors import LayoutError
 
 
@@ -70,3 +73,23 @@ def run_start(slots: Sequence[int]) -> int | None:
     if slots[-1] - start != len(slots) - 1:
         return None
     return start if all(slot == start + i for i, slot in enumerate(slots)) else None
+
+
+def oldest_window(age: NDArray[np.int64], length: int, *, blocked: int) -> Run | None:
+    """The first `length` consecutive units whose largest `age` is as small as it can be; None if `blocked` ones are
+    everywhere. An age is a rank of the last use: 0 for free units, larger for what was used later."""
+    known = np.unique(age[age < blocked])
+    low, high = 0, len(known)
+    while low < high:
+        middle = (low + high) // 2
+        if _first_run(age <= known[middle], length) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return _first_run(age <= known[low], length) if low < len(known) else None
+
+
+def _first_run(mask: NDArray[np.bool_], length: int) -> Run | None:
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    long_enough = np.flatnonzero(edges[:, 1] - edges[:, 0] >= length)
+    return Run(int(edges[long_enough[0], 0]), length) if len(long_enough) else None

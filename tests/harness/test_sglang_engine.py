@@ -85,6 +85,7 @@ def test_environment_has_one_plugin_or_none_and_nothing_inherited(config: Callab
 
 
 STATE = {
+    "ranks": [{"rank": 0, "steps": {"cascade": 3}, "digest": "a1"}],
     "counters": {
         "steps": {"cascade": 3},
         "decode_tokens": 24,
@@ -125,9 +126,15 @@ def test_plugin_state_becomes_the_records_types() -> None:
 
 
 def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
-    broken = {"counters": {**STATE["counters"], "decode_tokens": "many"}}
+    broken = {**STATE, "counters": {**STATE["counters"], "decode_tokens": "many"}}
     with pytest.raises(ServerFailedError, match="the plugin reports decode_tokens"):
         plugin_state.read_counters(broken)
+
+
+def test_ranks_that_decided_differently_are_no_measurement() -> None:
+    other = {"rank": 1, "steps": {"stock": 3}, "digest": "b2"}
+    with pytest.raises(ServerFailedError, match=r"decided differently: rank 0: .*cascade.*; rank 1: .*stock"):
+        plugin_state.read_counters({**STATE, "ranks": [*STATE["ranks"], other]})
 
 
 @pytest.mark.parametrize(

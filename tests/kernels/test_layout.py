@@ -1,11 +1,12 @@
-"""Free runs against a plain set of free units; contiguity of slot lists."""
+"""Free runs against a plain set of free units; contiguity of slot lists; windows of old units."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixonce.errors import LayoutError
-from prefixonce.layout import FreeRuns, Run, run_start
+from prefixonce.layout import FreeRuns, Run, oldest_window, run_start
 
 
 @st.composite
@@ -66,3 +67,15 @@ def test_a_run_of_nothing_is_refused():
 )
 def test_run_start(slots, start):
     assert run_start(slots) == start
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 8))
+def test_the_oldest_window_is_the_one_brute_force_finds(ages, length):
+    """9 stands for blocked."""
+    windows = [max(ages[at : at + length]) for at in range(len(ages) - length + 1)]
+    best = min(windows, default=9)
+    found = oldest_window(np.array(ages), length, blocked=9)
+    if best == 9:
+        assert found is None
+    else:
+        assert found == Run(windows.index(best), length)

@@ -103,7 +103,8 @@ class Engine:
         self.log = log
 
     def generate(self, requests: list[dict]) -> list[dict]:
-        """Each request: input_ids, max_new_tokens, and optionally after_s (send later), abort_after_s, top (log-probs).
+        """Each request: input_ids, max_new_tokens, and optionally after_s (send later), abort_after_s, top (log-probs),
+        extra_key (its namespace in the tree).
 
         Answers: tokens, logprobs (one per token), top (per token the sorted top log-probabilities), cached_tokens.
         """
@@ -260,22 +261,20 @@ def _trace_steps(path: Path) -> None:
 
 
 def _generate(engine, requests: list[dict]) -> list[dict]:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
     async def one(request: dict) -> dict:
         await asyncio.sleep(request.get("after_s", 0))
         rid = f"{id(request)}-{time.monotonic_ns()}"
-        job = asyncio.ensure_future(
-            engine.async_generate(
-                input_ids=request["input_ids"],
-                sampling_params={
-                    "temperature": 0,
-                    "max_new_tokens": request["max_new_tokens"],
-                    "ignore_eos": True,
-                },
-                return_logprob=True,
-                top_logprobs_num=request.get("top", 0),
-                rid=rid,
-            )
+        asked = GenerateReqInput(
+            input_ids=request["input_ids"],
+            sampling_params={"temperature": 0, "max_new_tokens": request["max_new_tokens"], "ignore_eos": True},
+            return_logprob=True,
+            top_logprobs_num=request.get("top", 0),
+            extra_key=request.get("extra_key"),
+            rid=rid,
         )
+        job = asyncio.ensure_future(anext(engine.tokenizer_manager.generate_request(asked, None)))
         if "abort_after_s" in request:
             await asyncio.sleep(request["abort_after_s"])
             engine.tokenizer_manager.abort_request(rid)

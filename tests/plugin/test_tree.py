@@ -253,6 +253,31 @@ def test_a_prompt_stays_paged_when_no_run_is_free():
     server.check()
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_long_prompt_evicts_what_lies_in_one_place(page_size):
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    server = Server(page_size)
+    prompts = [[number] * 48 for number in range(1, 11)]
+    for prompt in prompts[:-1]:
+        server.finish(server.admit(prompt))
+    running = server.admit(prompts[-1])
+    for prompt in prompts[1::2]:
+        server.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt), None)))
+    # The least recently used are every second one: evicting them alone frees no two neighbours.
+    request = server.admit([77] * 130)
+    server.check()
+    placed = 130 // page_size * page_size
+    (link,) = server.tree.chain_of(request)
+    assert link.piece.length_tokens == placed
+    assert isinstance(link.piece, Segment), server.placement.nodes
+    assert running.last_node.lock_ref == 1
+    server.finish(running)
+    server.finish(request)
+    server.check()
+
+
 def test_runs_come_back_when_enough_was_freed():
     server = Server(1)
     while server.keeper._index.total:

@@ -26,6 +26,11 @@ def plugin_state(server_info: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_counters(state: Mapping[str, Any]) -> StepCounters:
+    """ServerFailedError when the tensor-parallel ranks did not all do the same: nothing they measured would count."""
+    ranks = state["ranks"]
+    if len({rank["digest"] for rank in ranks}) > 1:
+        steps = "; ".join(f"rank {rank['rank']}: {rank['steps']}" for rank in ranks)
+        raise ServerFailedError(f"the tensor-parallel ranks decided differently: {steps}")
     return _validated(_COUNTERS, state["counters"])
 
 

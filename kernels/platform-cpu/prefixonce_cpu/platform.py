@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -22,6 +22,18 @@ class TorchCpuPlatform(CpuSRTPlatform):  # type: ignore[misc]
     """
 
     _enum = PlatformEnum.OOT
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Tensor parallel ranks talk through gloo and share this machine's cores.
+
+        Set here, in the parent, because SGLang's scheduler processes read both from the environment: it would load
+        the NCCL library that a CUDA build of torch brings along, and want a NUMA node per rank.
+        """
+        super().apply_server_args_defaults(server_args)
+        if server_args.tp_size == 1:
+            return
+        os.environ.setdefault("SGLANG_NCCL_SO_PATH", "none-on-a-cpu")
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", _share_cores(server_args.tp_size))
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"
@@ -48,6 +60,13 @@ class TorchCpuPlatform(CpuSRTPlatform):  # type: ignore[misc]
         from torch.profiler import ProfilerActivity
 
         return ProfilerActivity.CPU
+
+
+def _share_cores(ranks: int) -> str:
+    """Cores of each rank in SGLang's spelling, such as 0,1|2,3; ranks share cores where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
+    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def activate() -> str | None:

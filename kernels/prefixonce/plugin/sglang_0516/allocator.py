@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from torch import Tensor
@@ -16,6 +19,11 @@ from prefixonce.layout import FreeRuns, Run
 _REFILL_TOKENS = 256
 # The flat list is searched for runs again only after one page in this many of the pool was freed into it.
 _REINDEX_DIVISOR = 16
+# A run is worth evicting for if it is this many times the shortest one.
+_RECLAIM_FACTOR = 8
+
+# Evicts until so many consecutive pages are free, given which pages [pages + 1] are; False if it cannot be done.
+MakeRoom = Callable[[int, NDArray[np.bool_]], bool]
 
 
 class RunKeeper:
@@ -45,18 +53,26 @@ class RunKeeper:
         self._stock_available, allocator.available_size = allocator.available_size, self._available_size
         self._reindex()
 
-    def take_run(self, tokens: int) -> int | None:
+    def take_run(self, tokens: int, make_room: MakeRoom | None = None) -> int | None:
         """First slot of a free run of `tokens` (whole pages), now taken, or None if there is none.
 
         Waits for the device only when so much was freed since the flat list was last searched for runs that
-        searching it again has been paid for.
+        searching it again has been paid for, or when a long run is worth evicting for.
         """
         pages = tokens // self._page_size
         start = self._index.take(pages)
         if start is None and self._pages_freed >= self._pages // _REINDEX_DIVISOR:
             self._reindex()
             start = self._index.take(pages)
+        if start is None and make_room is not None and self._is_worth_evicting(pages):
+            if make_room(pages, self._free_mask()[:-1].numpy()):
+                self._reindex()
+            start = self._index.take(pages)
         return None if start is None else start * self._page_size
+
+    def _is_worth_evicting(self, pages: int) -> bool:
+        # While SGLang collects what it frees, nothing that is evicted becomes free.
+        return pages >= _RECLAIM_FACTOR * self._min_run_pages and bool(self._stock.is_not_in_free_group)
 
     def free_slots(self) -> list[Run]:
         """All free slots as ascending runs; waits for the device."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import torch
 
 from prefixonce import __version__
 from prefixonce.plugin.metrics import Metrics
@@ -23,8 +27,9 @@ class Control:
         self._sglang_version = sglang_version
         self._pool_before: list[PoolRun] = []
 
-    def state(self) -> dict[str, object]:
-        """JSON-safe: numbers, strings, lists and dicts with string keys."""
+    def state(self, ranks: Any) -> dict[str, object]:
+        """JSON-safe: numbers, strings, lists and dicts with string keys. `ranks`: the tensor-parallel group on CPUs,
+        all of which must be in this call."""
         runtime, settings, placement = self._runtime, self._runtime.settings, self._tree.placement
         after = self._tree.picture()
         return {
@@ -35,10 +40,22 @@ class Control:
             "dense_m_eff": settings.dense_m_eff,
             "timers": settings.timers,
             "fault": str(settings.fault),
+            "ranks": _gather({"rank": self._rank, **self._decided(after)}, ranks),
             "counters": runtime.counters.to_json(),
             "placement": placement.to_json(
                 self._tree.pool_slots, [list(run) for run in self._pool_before], [list(run) for run in after]
             ),
+        }
+
+    def _decided(self, picture: list[PoolRun]) -> dict[str, object]:
+        """What every rank must have decided alike: steps by path, and a digest of all that was counted and placed."""
+        counters = self._runtime.counters
+        totals = (counters.steps, counters.reasons, counters.batch_histogram, self._tree.placement.nodes)
+        figures = (counters.group_steps, counters.prefix_tokens_read_once, counters.prefix_tokens_read_by_stock)
+        text = repr(([sorted(total.items(), key=repr) for total in totals], figures, picture))
+        return {
+            "steps": {path.value: count for path, count in counters.steps.items()},
+            "digest": sha256(text.encode()).hexdigest()[:16],
         }
 
     def apply(self, command: dict[str, float]) -> str | None:
@@ -56,6 +73,14 @@ class Control:
             else:
                 self._pool_before = self._tree.picture()
         return None
+
+
+def _gather(mine: dict[str, object], ranks: Any) -> list[dict[str, object]]:
+    found: list[Any] = [None] * ranks.size()
+    if len(found) == 1:
+        return [mine]
+    torch.distributed.all_gather_object(found, mine, group=ranks)
+    return found
 
 
 def split_command(server_args: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:

@@ -156,10 +156,10 @@ class Plugin:
         with self._runtime.timers.span("decode_s"):
             return forward(runner, forward_batch, *args, **kw)
 
-    def _after_get_state(self, result: Any, _scheduler: object, _request: object) -> None:
+    def _after_get_state(self, result: Any, scheduler: Any, _request: object) -> None:
         if self._control is not None:
             self._runtime.timers.settle()
-            result.internal_state[NAME] = self._control.state()
+            result.internal_state[NAME] = self._control.state(scheduler.tp_cpu_group)
 
     def _after_log_stats(self, _result: object, collector: Any, _stats: object) -> None:
         if self._metrics is not None:

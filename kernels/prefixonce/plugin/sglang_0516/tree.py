@@ -15,7 +15,8 @@ from prefixonce.layout import Run
 from prefixonce.plugin.grouping import Chain, Link, RunningRows
 from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.placement import Placement
-from prefixonce.plugin.sglang_0516.allocator import RunKeeper
+from prefixonce.plugin.sglang_0516.allocator import MakeRoom, RunKeeper
+from prefixonce.plugin.sglang_0516.reclaim import Reclaimer
 
 
 class KvPool:
@@ -29,9 +30,11 @@ class KvPool:
         self.keeper = keeper
         self._buffers = (*kv_cache.k_buffer, *kv_cache.v_buffer)
         self._forward_stream = forward_stream
+        # Set by the tree, which knows what may be evicted.
+        self.make_room: MakeRoom | None = None
 
     def take_run(self, tokens: int) -> int | None:
-        return self.keeper.take_run(tokens)
+        return self.keeper.take_run(tokens, self.make_room)
 
     def free(self, slots: Tensor) -> None:
         self._allocator.free(slots)
@@ -63,6 +66,7 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self._paths: dict[int, Chain] = {}
         self.rows: RunningRows[Any] = RunningRows(self.chain_of)
         super().__init__(params)
+        pool.make_room = Reclaimer(self).make_room
 
     def reset(self) -> None:
         super().reset()
@@ -98,7 +102,10 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         matched, leaf = super()._insert_helper(node, key, value, priority, chunked)
         if matched < len(key):
             if matched < self._prompt_tokens:
+                # Placing may evict, but nothing on the way to the leaf.
+                self.inc_lock_ref(leaf)
                 leaf.value = self.placement.place(leaf.id, leaf.value)
+                self.dec_lock_ref(leaf)
             else:
                 self.placement.leave(leaf.id, len(leaf.key))
         return matched, leaf
