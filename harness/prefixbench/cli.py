@@ -28,9 +28,12 @@ _VERBS = {
         "prefixbench.numerics_cli:main",
         "compare the paths' log-probabilities with stock's own noise",
     ),
+    "dispatch": ("prefixbench.dispatch_cli:main", "time what the host decides and plans for a decode step"),
     "calibrate": ("prefixbench.calibrate_cli:main", "fit the dispatcher's cost model to this device"),
     "regret": ("prefixbench.regret_cli:main", "say what the dispatcher's choices cost beside the best possible ones"),
     "targets": ("prefixbench.targets_cli:main", "check measured figures against stated targets"),
+    "soak": ("prefixbench.soak_cli:main", "drive a server with everything at once and look for any fault"),
+    "fragmentation": ("prefixbench.fragmentation_cli:main", "how contiguous prefixes stay under hours of churn"),
     "doctor": ("prefixbench.doctor:main", "say what this machine has, lacks, and how to get it"),
 }
 _EXIT_CODES = """exit codes

@@ -31,6 +31,7 @@ _CALL_TIMEOUT_S = 120.0
 _GENERATE_TIMEOUT_S = 600.0
 _CPU_PLATFORM = "prefixonce_cpu"
 _PLUGIN = "prefixonce"
+_NOTHING: Mapping[str, str] = {}
 _NO_PLUGIN = "no-plugin"  # SGLANG_PLUGINS is a whitelist whose empty value means "all": name one that does not exist
 
 
@@ -62,20 +63,25 @@ class SglangEngine:
     def plugin_source(self) -> str:
         return environment.plugin_digest()
 
-    def start(self, plugin: bool, seed: int, log: Path, fault: str | None = None) -> SglangServer:
-        server = self.begin(plugin, seed, log, fault)
+    def start(
+        self, plugin: bool, seed: int, log: Path, fault: str | None = None, strict: Mapping[str, str] = _NOTHING
+    ) -> SglangServer:
+        server = self.begin(plugin, seed, log, fault, strict)
         server.ready()
         return server
 
-    def begin(self, plugin: bool, seed: int, log: Path, fault: str | None = None) -> SglangServer:
-        """`fault` is planted in the plugin (PREFIXONCE_TEST_FAULT): for controls, which must be found out."""
+    def begin(
+        self, plugin: bool, seed: int, log: Path, fault: str | None = None, strict: Mapping[str, str] = _NOTHING
+    ) -> SglangServer:
+        """`fault` is planted in the plugin (PREFIXONCE_TEST_FAULT): for controls, which must be found out. `strict`
+        are environment variables with which SGLang checks or disturbs itself."""
         end_orphans()
         folder = checkpoints.prepare(self._config.model)
         if self._config.engine.tokenizer:
             tokenizer.ensure(folder, self._config.model.vocab)
         port = _free_port()
         command = server_command(self._config, folder, port, plugin, seed)
-        variables = server_environment(self._config, plugin, os.environ)
+        variables = {**server_environment(self._config, plugin, os.environ), **strict}
         if fault is not None:
             variables["PREFIXONCE_TEST_FAULT"] = fault
         process = ServerProcess(command, variables, log)

@@ -1,0 +1,153 @@
+"""A soak of seconds on real servers, and what it must find: wrong answers, lost slots, errors, what never happened."""
+
+import socket
+import time
+import types
+
+import pytest
+
+from prefixbench.config import EngineConfig
+from prefixbench.engines.sglang import SglangServer
+from prefixbench.measures.soak import Answer, prompts
+from prefixbench.soak import STRICT, agreement, attack, reference
+
+ASKED = prompts(24, prefix_tokens=300, output_tokens=16, vocabulary=4096, seed=1)
+
+
+@pytest.fixture(scope="module")
+def serve(zygote, model):
+    """Starts servers on a tiny model, with SGLang's strictest checks on; the fixture stops them."""
+    running = []
+
+    def start(*options, env=None):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        arguments = (
+            f"--model-path {model} --host 127.0.0.1 --port {port} --device cpu --dtype float32 --disable-cuda-graph "
+            "--attention-backend torch_native --max-total-tokens 3000 --skip-tokenizer-init --skip-server-warmup "
+            "--chunked-prefill-size 128 --page-size 16"
+        )
+        # SGLang reads this one when it is imported, which was before the fork.
+        patches = {"sglang.srt.managers.scheduler.TEST_RETRACT": True}
+        patches |= {"sglang.srt.managers.scheduler.TEST_RETRACT_INTERVAL": 11}
+        server = zygote.server([*arguments.split(), *options], env=STRICT | (env or {}), patches=patches)
+        running.append(server)
+        process = types.SimpleNamespace(check_alive=lambda: None, tail=server.log.read_text)
+        client = SglangServer(process, (), f"http://127.0.0.1:{port}", model, bool(options), EngineConfig())
+        end_s = time.monotonic() + 120
+        while not client._is_healthy():
+            assert time.monotonic() < end_s, server.log.read_text()[-3000:]
+            time.sleep(0.2)
+        return client, server.log
+
+    yield start
+    for server in running:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def expected(serve):
+    client, _ = serve()
+    return reference(client.url, ASKED, in_flight=12, noise_in_flight=3)
+
+
+PLUGIN = ("--decode-attention-backend", "prefixonce", "--radix-cache-backend", "prefixonce", "--enable-metrics")
+
+
+def soak(serve, expected, seconds, **variables):
+    client, log = serve(*PLUGIN, env={"PREFIXONCE_DENSE_M_EFF": "16"} | variables)
+    summary = attack(client, ASKED, expected, log, seconds=seconds, gap_s=0.05, in_flight=12, seed=5)
+    return summary, client
+
+
+@pytest.mark.engine
+def test_a_soak_meets_everything_and_no_fault(serve, expected):
+    assert expected.noise.comparable > 0.9
+    summary, client = soak(serve, expected, seconds=14)
+    assert summary.faults == ()
+    assert summary.answers > 50
+    assert set(summary.sent) == {"stream", "whole", "abort", "hang-up"}
+    assert "no fault" in summary.line()
+    _check_metrics(client, summary)
+
+
+def _check_metrics(client, summary):
+    """Prometheus shows the same steps, as of SGLang's last statistics, with SGLang's labels."""
+    import requests
+
+    lines = requests.get(f"{client.url}/metrics", timeout=30).text.splitlines()
+    ours = [line.rpartition(" ") for line in lines if line.startswith("prefixonce_")]
+    shown = {name: float(value) for name, _, value in ours}
+    steps = {name: value for name, value in shown.items() if name.startswith("prefixonce_decode_steps_total{")}
+    assert all('tp_rank="0"' in name and "model_name=" in name for name in steps)
+    assert {name.partition('path="')[2].partition('"')[0] for name in steps} == {"stock", "paged", "cascade", "dense"}
+    assert 0.5 * sum(summary.steps.values()) < sum(steps.values()) <= sum(summary.steps.values())
+    assert any("modelled" in line for line in lines if line.startswith("# HELP prefixonce_kv_bytes_saved"))
+    assert any(name.startswith("prefixonce_nodes_placed_total{") and 'layout="contiguous"' in name for name in shown)
+
+
+@pytest.mark.engine
+def test_a_server_that_reads_the_prefix_wrongly_is_found_out(serve, expected):
+    summary, _ = soak(serve, expected, seconds=4, PREFIXONCE_TEST_FAULT="zero-prefix")
+    assert any("from stock's, allowed are" in fault for fault in summary.faults), summary.faults
+    assert "FAULTS" in summary.line()
+
+
+class Scripted:
+    """Stands in for a server: its answers are those of `drive`, its pool is what the test says."""
+
+    url = "nowhere"
+
+    def __init__(self, steps, free):
+        self.steps, self.free = steps, free
+
+    def set_path(self, path):
+        pass
+
+    def counters(self):
+        return types.SimpleNamespace(steps=self.steps)
+
+    def placement(self):
+        run = types.SimpleNamespace(kind="free", length=self.free)
+        return types.SimpleNamespace(pool_slots=100, pool_after=(run,))
+
+
+def scripted(monkeypatch, tmp_path, *, answers, free=100, log="all is well", errors=(), retractions=1):
+    from prefixbench import soak as module
+    from prefixbench.measures.soak import Observed
+
+    def drive(*_args, between_waves, **_options):
+        between_waves()
+        found = [Answer(0, tokens, logprobs, retractions) for tokens, logprobs in answers]
+        return Observed(answers=found, aborted=1, flushes=1, errors=list(errors))
+
+    monkeypatch.setattr(module, "drive", drive)
+    (tmp_path / "log").write_text(log)
+    known = Answer(0, (1, 2, 3), (-1.0, -2.0, -3.0), 0)
+    expected = module.Reference((known,), agreement([known], [known]))
+    server = Scripted({"cascade": 5}, free)
+    options = {"seconds": 1, "gap_s": 1, "in_flight": 1, "seed": 1}
+    return attack(server, ASKED, expected, tmp_path / "log", **options).faults
+
+
+RIGHT = ((1, 2, 3), (-1.0, -2.0, -3.0))
+
+
+@pytest.mark.parametrize(
+    ("seen", "fault"),
+    [
+        ({"answers": [RIGHT]}, None),
+        ({"answers": [((1, 2, 3), (-1.0, -2.1, -3.0))]}, "is 0.1 from stock's"),
+        ({"answers": [((9, 2, 3), (-1.0, -2.0, -3.0))]}, "context of only 33%"),
+        ({"answers": [((1, 2), (-1.0, -2.0))]}, "have no log-probability"),
+        ({"answers": [RIGHT], "free": 97}, "3 slots are not free"),
+        ({"answers": [RIGHT], "log": "fine\nTraceback (most recent call last)\n"}, "server log: Traceback"),
+        ({"answers": [RIGHT], "errors": ["whole: HTTP 500"]}, "HTTP 500"),
+        ({"answers": [RIGHT], "retractions": 0}, "no retraction in the whole soak"),
+    ],
+)
+def test_every_kind_of_fault_is_named(monkeypatch, tmp_path, seen, fault):
+    faults = scripted(monkeypatch, tmp_path, **seen)
+    assert (faults == ()) is (fault is None), faults
+    assert fault is None or any(fault in found for found in faults), faults
