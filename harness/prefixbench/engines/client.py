@@ -133,7 +133,7 @@ class _Block:
                     yield payload
 
     def _now(self) -> float:
-        return time.perf_counter() - self._start_s
+        return round(time.perf_counter() - self._start_s, 6)  # microseconds: half of a record is such times
 
 
 def _body(request: PromptSpec, stream_interval: int) -> bytes:
