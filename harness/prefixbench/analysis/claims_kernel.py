@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -10,6 +12,9 @@ from prefixbench.analysis.claims import Claim
 from prefixbench.analysis.evidence import Evidence, Finding, Judge, figure, not_run
 from prefixbench.analysis.frame import sample
 from prefixbench.analysis.stats import Interval, mean_interval, ratio
+from prefixbench.analysis.thresholds import dense_threshold, sharing_thresholds
+from prefixbench.analysis.timed_cells import TimedCell, timed_cells
+from prefixonce.step import Path
 
 SHAPE = ["prefix_tokens", "suffix_tokens", "batch", "q_heads", "kv_heads", "head_dim", "dtype", "l2", "device"]
 READ_ONCE = ("cascade", "dense")
@@ -123,25 +128,33 @@ def judge_headroom(claim: Claim, evidence: Evidence) -> Finding:
 
 
 def judge_threshold(claim: Claim, evidence: Evidence) -> Finding:
-    """D1: the M_eff bracket in which dense overtakes cascade, per prefix length."""
+    """D1: the M_eff from which dense is the better choice than cascade, fitted to the newest GPU's cells."""
     rows = evidence.gpu_kernels()
-    brackets = crossovers(rows) if not rows.empty else {}
-    if not brackets:
+    newest = rows if rows.empty else rows[rows["device"] == rows.sort_values("started_at")["device"].iloc[-1]]
+    cells = [cell for cell in timed_cells(newest) if {Path.CASCADE, Path.DENSE} <= set(cell.us)]
+    found = dense_threshold(cells)
+    if found is None or found.low is None or found.high is None:
         return not_run("cascade and dense were not both timed over a range of M_eff on a GPU")
-    lowest, highest = min(low for low, _ in brackets.values()), max(high for _, high in brackets.values())
-    per_prefix = "; ".join(
-        f"prefix {prefix}: {_bracket(low, high)}" for prefix, (low, high) in sorted(brackets.items())
+    finding = Finding(
+        "reproduced" if found.low <= claim.number("m_eff") <= found.high else "differs",
+        "the claim is for an A100 and asks for a refit elsewhere; this is the refit (interval: cells resampled)",
+        f"dense pays from M_eff {figure(found, '{:,.0f}')}; {_sharing(cells)}",
+        found,
+        str(newest["device"].iloc[0]),
+        tuple(dict.fromkeys(record_id for cell in cells for record_id in cell.record_ids)),
     )
-    holds = lowest < claim.number("m_eff") <= highest
-    used = rows[rows["implementation"].isin(READ_ONCE)]
-    return Finding(
-        "reproduced" if holds else "differs",
-        "the claim is for an A100 and asks for a refit elsewhere; this is the refit",
-        per_prefix,
-        Interval(None, lowest, highest, len(brackets), None, "bracket over prefix lengths"),
-        str(used["device"].iloc[0]),
-        tuple(dict.fromkeys(used["record_id"])),
-    )
+    largest = max(cell.m_eff for cell in cells)
+    if found.estimate == math.inf and largest < claim.number("m_eff"):
+        return not_run(f"dense never paid up to M_eff {largest}, the largest that was timed", finding)
+    return finding
+
+
+def _sharing(cells: Sequence[TimedCell]) -> str:
+    found = sharing_thresholds(cells)
+    if not found:
+        return "stock was not timed beside them"
+    said = ", ".join(f"{interval.estimate:,.0f} at {prefix:,} tokens" for prefix, interval in found.items())
+    return f"sharing pays against stock from M_eff {said}"
 
 
 def judge_decision(claim: Claim, evidence: Evidence) -> Finding:
@@ -162,27 +175,6 @@ def judge_decision(claim: Claim, evidence: Evidence) -> Finding:
         str(slowest["device"]),
         tuple(same["record_id"]),
     )
-
-
-def crossovers(rows: pd.DataFrame) -> dict[int, tuple[float, float]]:
-    """Per prefix length: the largest M_eff at which cascade still wins and the smallest from which dense always does.
-
-    Infinite ends mean that one of them won everywhere it was timed.
-    """
-    timed = rows[rows["implementation"].isin(READ_ONCE) & (rows["layout"] != "unique")]
-    found: dict[int, tuple[float, float]] = {}
-    for prefix, group in timed.groupby("prefix_tokens"):
-        table = group.pivot_table(index="m_eff", columns="implementation", values="kernel_us", aggfunc="mean")
-        if not {"cascade", "dense"} <= set(table.columns):
-            continue
-        table = table.dropna().sort_index()
-        if len(table) < 2:
-            continue
-        losing = table.index[table["dense"] >= table["cascade"]]
-        low = float(losing.max()) if len(losing) else 0.0
-        above = table.index[table.index > low]
-        found[int(str(prefix))] = (low, float(above.min()) if len(above) else float("inf"))
-    return found
 
 
 def _cells(rows: pd.DataFrame, unique: tuple[str, ...], shared: tuple[str, ...]) -> list[Cell]:
@@ -267,12 +259,6 @@ def _planning(evidence: Evidence) -> Finding | None:
                 text = f"{per_step:.0f} us of planning per step, of which the decision is a part"
                 return Finding("not run here", "", text, None, str(point.key["device"]), tuple(rows["record_id"]))
     return None
-
-
-def _bracket(low: float, high: float) -> str:
-    if high == float("inf"):
-        return f"cascade wins up to {low:.0f}"
-    return f"dense wins from {high:.0f}" + (f", cascade up to {low:.0f}" if low else " (the smallest timed)")
 
 
 JUDGES: dict[str, Judge] = {

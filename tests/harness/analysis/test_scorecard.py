@@ -200,17 +200,25 @@ def test_headroom_of_the_paged_kernel(rate: float, verdict: str) -> None:
     assert f"{rate:.0%} of the copy bandwidth" in (finding.measured or "")
 
 
-def test_threshold_is_a_bracket_per_prefix() -> None:
+def test_threshold_is_fitted_with_an_interval() -> None:
     records = []
     for batch, cascade, dense in ((64, 20.0, 30.0), (128, 40.0, 45.0), (256, 80.0, 60.0), (512, 160.0, 100.0)):
         for name, us, layout in (("cascade", cascade, "shared-slots"), ("dense", dense, "shared-contiguous")):
             records.append(kernel_record(name, samples_us=[us], batch=batch, layout=layout))
     finding = judge("D1", records)
     assert finding.verdict == "reproduced"
-    assert finding.measured == "prefix 8192: dense wins from 1024, cascade up to 512"
-    assert judge("D1", [r for r in records if r.case.batch != 256]).verdict == "reproduced"  # type: ignore[union-attr]
+    assert finding.estimate is not None
+    assert finding.estimate.estimate == 1024
+    assert (finding.measured or "").startswith("dense pays from M_eff 1,024 (")
+    assert "stock was not timed" in (finding.measured or "")
     late = [r for r in records if r.case.batch in (64, 128)]  # type: ignore[union-attr]
-    assert judge("D1", late).measured == "prefix 8192: cascade wins up to 512"
+    assert "never paid up to M_eff 512" in judge("D1", late).why
+    always = [
+        kernel_record(name, samples_us=[us], batch=batch)
+        for batch in (4, 8, 16, 32, 64, 128)
+        for name, us in (("cascade", 9.0), ("dense", 8.0))
+    ]
+    assert judge("D1", always).verdict == "differs"
 
 
 def test_decision_cost_counts_on_any_machine() -> None:
