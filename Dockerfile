@@ -1,7 +1,7 @@
 # Two targets of one file:
 #   docker build --target gpu -t prefixonce .        docker run --gpus all --rm -v "$PWD/out:/out" prefixonce reproduce
 #   docker build --target cpu -t prefixonce:cpu .    docker run --rm -v "$PWD/out:/out" prefixonce:cpu reproduce
-# Runs and reports are written to /out, which must be writable by user 1000.
+# Runs and reports are written to /out, which must be writable by user 1000. Started again it measures what is missing.
 
 # ---- gpu: SGLang's own image brings torch, triton, FlashInfer and CUDA at the versions this project pins ----
 FROM lmsysorg/sglang:v0.5.16 AS gpu
@@ -26,9 +26,11 @@ CMD ["doctor"]
 # ---- cpu: the same pins from the lock; torch computes attention, everything else is the real SGLang ----
 FROM python:3.11-slim-bookworm AS cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
-# gcc: triton and torch compile small host stubs when SGLang imports them.
+# gcc: triton and torch compile small host stubs when SGLang imports them. The base image fixes Debian's release; a
+# pinned package would vanish with its next security update.
+# hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc=4:12.2.0-3 libc6-dev libnuma1 \
+    && apt-get install -y --no-install-recommends gcc libc6-dev libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/prefixonce
 COPY requirements.lock ./

@@ -10,7 +10,7 @@ export UV_LINK_MODE ?= hardlink
 # Importing SGLang compiles thousands of modules; without their bytecode kept, every server start pays for that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: reproduce test setup check test-gpu report gate bench-smoke clean
+.PHONY: reproduce test setup check test-gpu report gate gate-self-test container-steps lock clean
 
 reproduce: setup            ## run the main job for this machine and build its report
 	$(BIN)/prefixbench reproduce
@@ -40,8 +40,14 @@ test-gpu: setup             ## GPU tests; fails when there is no GPU
 report: setup               ## rebuild the report of the newest run from runs/ alone
 	$(BIN)/prefixbench report latest -o reports/latest
 
-gate: setup                 ## measure the gate's own error rates
+gate: setup                 ## planned work against the accepted counts: no clock, the same verdict on any machine
+	$(BIN)/prefixbench workcounts --check
+
+gate-self-test: setup       ## measure the error rates of the gate that compares records
 	$(BIN)/prefixbench gate --self-test
+
+container-steps: setup      ## run the steps of the Dockerfile's CPU target in a folder and an environment of their own
+	$(BIN)/python tests/container/cpu_steps.py
 
 lock:                       ## renew requirements.lock (hashes, no index addresses)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \

@@ -28,7 +28,7 @@ from prefixbench.record import Record
 
 def main(argv: Sequence[str]) -> int:
     """0 when every figure agrees or is undecided; 1 when some figure differs or some point failed."""
-    options = _parser().parse_args(list(argv))
+    options = _parser().parse_intermixed_args(list(argv))
     console = Console(highlight=False, soft_wrap=True)
     job = _job(options, console)
     if options.plan_only:

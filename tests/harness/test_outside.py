@@ -91,7 +91,7 @@ class FakeClient:
 
 def run_with(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(outside_cli, "BenchServing", lambda: nullcontext(client))
-    return outside_cli.main(["engine=fake", "engine.extra_args=[latency_s=0.01]", "--tolerance", "1e9", *words])
+    return outside_cli.main(["engine=fake", "engine.extra_args=[\"latency_s=0.01\"]", "--tolerance", "1e9", *words])
 
 
 def test_clients_take_turns_on_servers_with_and_without_the_plugin(
