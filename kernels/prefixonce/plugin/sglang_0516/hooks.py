@@ -8,13 +8,14 @@ from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
 from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.server_args import add_attention_backend_choices
 
-from prefixonce.cost import CONSERVATIVE
+from prefixonce.cost import CONSERVATIVE, profile_for
 from prefixonce.errors import PrefixOnceError, UnsupportedError
 from prefixonce.plugin.backend import PrefixOnceBackend
 from prefixonce.plugin.kernels import kernels_for
@@ -96,7 +97,10 @@ class Plugin:
         if device != "cpu":
             if settings.fault.corrupts and not runner.server_args.disable_cuda_graph:
                 raise UnsupportedError(f"PREFIXONCE_TEST_FAULT={settings.fault} needs --disable-cuda-graph")
-            self._runtime.cost = settings.profile or CONSERVATIVE
+            gpu = torch.cuda.get_device_name()
+            self._runtime.cost = profile = settings.profile or profile_for(gpu)
+            level = logging.WARNING if profile is CONSERVATIVE else logging.INFO
+            logger.log(level, "%s: cost profile for %s: %s", NAME, gpu, profile.source)
         kernels = kernels_for(
             device,
             shape,
