@@ -11,7 +11,17 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from harness.builders import kernel_record
-from prefixbench import cli, config_checks, environment, reproduce, store, sweep
+from prefixbench import (
+    calibrate_cli,
+    cli,
+    config_checks,
+    dispatch_config,
+    environment,
+    kernels_config,
+    reproduce,
+    store,
+    sweep,
+)
 from prefixbench.case import ServingCase, case_hash
 from prefixbench.config import RunConfig, config_dir, register_schema
 from prefixbench.errors import UsageError
@@ -51,7 +61,7 @@ def test_a_budget_drops_the_least_informative_first_and_says_so() -> None:
     assert "kernels" not in shortest.steps
     said = "\n".join(reproduce.describe(shortest, DATA["needs"], 1))
     assert "left out by --budget: the kernels" in said
-    assert "Not checked here: K1, K2, K3, K4, D1, D2 (left out by --budget)" in said
+    assert "Not checked here: K1, K2, K3, K4, D1 (left out by --budget)" in said
     assert reproduce.fit(plan, None) == plan
     with pytest.raises(UsageError, match="shortest plan of one-gpu takes"):
         reproduce.fit(plan, 4.0)
@@ -96,6 +106,14 @@ def test_every_step_and_every_cut_is_a_command_that_its_verb_takes(preset: str) 
             config, cases = cases_of(step)
             assert cases
             assert config.gpus.count <= max(1, plan.gpus)
+        elif step.verb == "calibrate":
+            given = calibrate_cli._parser().parse_args(step.words(Path("runs"), Path("out")))
+            assert (given.runs, given.output) == (Path("runs"), Path("out/profile.json"))
+        else:
+            schema = {"kernels": kernels_config, "dispatch": dispatch_config}[step.verb]
+            schema.register_schema()
+            with initialize_config_dir(str(config_dir()), version_base="1.3"):
+                schema.load(compose(step.verb, overrides=step.words(Path("runs"), Path("out"))))
 
 
 def cases_of(step: reproduce.Step) -> tuple[RunConfig, tuple[ServingCase, ...]]:
