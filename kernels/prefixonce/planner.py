@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Flag, auto
 
 import numpy as np
 import torch
 import triton
 from torch import Tensor
 
-from prefixonce import limits, workplan
+from prefixonce import limits
+from prefixonce.dealing import Geometry, IntArray
 from prefixonce.errors import LayoutError
+from prefixonce.hostplan import PORTABLE_OVERLAP, HostPlanner, Overlap, Pass
 from prefixonce.limits import HeadSpec
 from prefixonce.paged import snapshot_kernel
-from prefixonce.step import Choice, DecodeStep, PrefixGroup, Segment
-from prefixonce.workplan import (
-    COPY_WIDTH,
-    MAX_SEGMENTS,
-    PREFIX_ITEM_WIDTH,
-    SUFFIX_ITEM_WIDTH,
-    Geometry,
-    IntArray,
-    PrefixSize,
-)
+from prefixonce.step import Choice, DecodeStep
+from prefixonce.workplan import COPY_WIDTH, MAX_SEGMENTS, PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, PrefixPlan
+
+__all__ = ["Overlap", "Pass", "StepPlanner"]
 
 _SNAPSHOT_BLOCK = 1024
-_SUFFIX_CTAS_PER_SM = 3  # enough chunks to fill the device when few rows are long
-
-
-class Pass(Flag):
-    """The kernels of a step. A graph records a fixed set; an update that needs another pass is refused."""
-
-    DENSE = auto()  # prefix from contiguous runs
-    GATHER = auto()  # prefix through slot lists
-    SUFFIX = auto()  # what every row reads alone
-    MERGE = auto()  # combines the partials of a row
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How prefix arithmetic and suffix traffic share the device while both run; measured on an H200.
-
-    `run_block_us` and `slot_block_us` are one query tile against one key block on one SM beside the suffix, from a
-    contiguous run or through slots; `item_us` is what an item costs besides (queries in, partial out), `cut_us` what is
-    lost when shares end inside a head (the heads of a token are then read at different times), `source_us` one more
-    partial to merge. The suffix pass alone moves `bytes_per_us` and keeps `suffix_sm_share` of the SMs busy.
-    """
-
-    run_block_us: float = 1.5
-    slot_block_us: float = 1.85
-    item_us: float = 7.0
-    cut_us: float = 16.0
-    source_us: float = 0.3
-    bytes_per_us: float = 3.8e6
-    suffix_sm_share: float = 0.68
-
-    def prefix_ctas(self, size: PrefixSize, suffix_bytes: int, num_ctas: int) -> int:
-        """Thread blocks for the prefix pass, one per SM, such that both passes are over soonest."""
-        if not size.tiles or not suffix_bytes:
-            return num_ctas
-        step = size.tiles if size.tiles <= num_ctas else max(1, num_ctas // 8)
-        return min(range(step, num_ctas + 1, step), key=lambda ctas: self._both_us(size, suffix_bytes, num_ctas, ctas))
-
-    def _both_us(self, size: PrefixSize, suffix_bytes: int, num_ctas: int, ctas: int) -> float:
-        prefix_us = math.ceil(size.run_blocks / ctas) * self.run_block_us
-        prefix_us += math.ceil(size.slot_blocks / ctas) * self.slot_block_us
-        prefix_us += math.ceil(size.items / ctas) * self.item_us + self.source_us * ctas / size.items
-        if max(size.items, ctas) % min(size.items, ctas):
-            prefix_us += self.cut_us
-        suffix_us = suffix_bytes / self.bytes_per_us
-        beside = min(1.0, (num_ctas - ctas) / num_ctas / self.suffix_sm_share)
-        moved = prefix_us * beside / suffix_us
-        return max(prefix_us, suffix_us / beside) if moved >= 1.0 else prefix_us + (1.0 - moved) * suffix_us
-
-
-_PORTABLE = Overlap(run_block_us=2.5, slot_block_us=2.7)  # the plain Triton kernel, on the same GPU
+_COPY_GAP_WORDS = 8192  # an unused stretch of this length is not worth copying; a shorter one costs less than a copy
 
 
 class _Words:
@@ -106,14 +50,21 @@ class _Words:
         if self._free is not None:
             self._free[self._turn].synchronize()  # the copy of two updates ago: over unless the host is far ahead
         host = self._staging[self._turn].numpy()
-        for name, values in sections.items():
-            room = host[self._slices[name]]
+        spans: list[slice] = []
+        for name, where in self._slices.items():
+            values = sections[name]
+            room = host[where]
             if values.size > room.size:
                 raise LayoutError(f"{name} needs {values.size} words, room for {room.size}; raise max_batch")
             room[: values.size] = values.reshape(-1)
             if name in rest:
                 room[values.size :] = rest[name]
-        self._device.copy_(self._staging[self._turn], non_blocking=True)
+            used = slice(where.start, where.stop if name in rest else where.start + values.size)
+            if spans and used.start - spans[-1].stop < _COPY_GAP_WORDS:
+                used = slice(spans.pop().start, used.stop)
+            spans.append(used)
+        for span in spans:
+            self._device[span].copy_(self._staging[self._turn][span], non_blocking=True)
         if self._free is not None:
             self._free[self._turn].record()
 
@@ -152,21 +103,17 @@ class StepPlanner:
             tile_rows=self._tile_rows(),
             split_tokens=split_tokens,
         )
+        overlap = overlap or (Overlap() if self.hopper_reason is None else PORTABLE_OVERLAP)
+        self.host = HostPlanner(spec, self.geometry, overlap, max_tokens=max_tokens)
         self.passes = Pass(0)
         # Where both passes wait the prefix goes first: its blocks need a whole SM, those of the suffix fit around them.
         self.prefix_stream = torch.cuda.Stream(self.device, priority=-1) if is_cuda else None  # type: ignore[no-untyped-call]
-        self._overlap = overlap or (Overlap() if self.hopper_reason is None else _PORTABLE)
-        self._prefix_key: object = None
-        self._ctas_key: object = None
-        self._ctas = 0
-        self._prefix: workplan.PrefixPlan | None = None
+        self._sent_prefix: PrefixPlan | None = None
         self._allocate(max_tokens)
 
     def suffix_capacity(self, batch: int) -> int:
         """Suffix chunks of a launch for `batch` rows: the grid that a graph of this batch size records."""
-        if self.geometry.split_tokens:
-            return batch + -(-self.indices.shape[0] // self.geometry.split_tokens)
-        return batch + -(-_SUFFIX_CTAS_PER_SM * self.geometry.num_ctas // self.spec.num_kv_heads)
+        return self.host.suffix_capacity(batch)
 
     def update(
         self,
@@ -186,14 +133,14 @@ class StepPlanner:
         """
         padded = padded_batch or step.batch_size
         self._check(step, padded)
-        prefix = self._plan_prefix(step, choice)
-        split_tokens = self.geometry.split_tokens
-        suffix = workplan.plan_suffix(step.seq_lens, prefix, self.suffix_capacity(padded), split_tokens=split_tokens)
+        plan = self.host.plan(step, choice, padded)
+        prefix, suffix = plan.prefix, plan.suffix
         if suffix.packed_tokens > self.indices.shape[0]:
             raise LayoutError(f"{suffix.packed_tokens} slots to pack, max_tokens is {self.indices.shape[0]}")
-        needed = self._needed(prefix, suffix, padded)
-        if captured is not None and needed & ~captured:
-            raise LayoutError(f"the step needs {needed}, the graph recorded {captured}; capture another variant")
+        if captured is not None and plan.passes & ~captured:
+            raise LayoutError(f"the step needs {plan.passes}, the graph recorded {captured}; capture another variant")
+        if prefix is not self._sent_prefix:
+            self._send(prefix)
         copies = np.concatenate([prefix.copies, suffix.copies])
         counts = np.asarray([len(suffix.items)], np.int32)
         sections = {"counts": counts, "items": suffix.items, "indptr": suffix.row_indptr, "copies": copies}
@@ -204,55 +151,22 @@ class StepPlanner:
                 table, table_rows, self.suffix_words["copies"], self.indices, table.stride(0),
                 COPY_WIDTH=COPY_WIDTH, BLOCK=_SNAPSHOT_BLOCK,
             )  # fmt: skip
-        self.passes = needed
-        return needed
+        self.passes = plan.passes
+        return plan.passes
 
-    def _plan_prefix(self, step: DecodeStep, choice: Choice) -> workplan.PrefixPlan:
-        """Groups change rarely: the plan is made, and copied to the device, only when they or the SM share do."""
-        size = workplan.prefix_size(step, choice, self.geometry)
-        shared_tokens = sum(len(group.rows) * group.prefix_tokens for group, _ in workplan.shared_groups(step, choice))
-        token_bytes = 2 * self.spec.num_kv_heads * self.spec.head_dim * (1 if self.spec.kv_dtype == limits.FP8 else 2)
-        suffix_bytes = max(0, sum(step.seq_lens) - shared_tokens) * token_bytes
-        num_ctas = self._prefix_ctas(size, suffix_bytes)
-        shared = tuple((group.rows, path, _layout(group)) for group, path in workplan.shared_groups(step, choice))
-        key = (step.batch_size, shared, num_ctas)
-        if self._prefix is None or key != self._prefix_key:
-            prefix = workplan.plan_prefix(step, choice, self.geometry, num_ctas)
-            if prefix.partial_rows > self.suffix_base:
-                raise LayoutError(
-                    f"{prefix.partial_rows} prefix partials, room for {self.suffix_base}; raise max_batch"
-                )
-            sections = {
-                "dense_items": prefix.dense.words(),
-                "gather_items": prefix.gather.words(),
-                "group_rows": prefix.group_rows,
-                "row_first": prefix.row_first,
-                "row_sources": prefix.row_sources,
-                "row_stride": prefix.row_stride,
-            }
-            self.prefix_words.fill(sections, {"row_sources": 0})
-            self._prefix, self._prefix_key = prefix, key
-        return self._prefix
-
-    def _prefix_ctas(self, size: PrefixSize, suffix_bytes: int) -> int:
-        """Decided anew only when the suffixes have grown by a fifth, so that a plan lasts for many steps."""
-        bucket = int(4 * math.log2(suffix_bytes)) if suffix_bytes else -1
-        if (size, bucket) != self._ctas_key:
-            self._ctas = self._overlap.prefix_ctas(size, suffix_bytes, self.geometry.num_ctas)
-            self._ctas_key = (size, bucket)
-        return self._ctas
-
-    def _needed(self, prefix: workplan.PrefixPlan, suffix: workplan.SuffixPlan, padded: int) -> Pass:
-        needed = Pass(0)
-        if len(prefix.dense.items):
-            needed |= Pass.DENSE
-        if len(prefix.gather.items):
-            needed |= Pass.GATHER
-        if len(suffix.items):
-            needed |= Pass.SUFFIX
-        if int(suffix.items[:, 3].sum()) < padded:
-            needed |= Pass.MERGE
-        return needed
+    def _send(self, prefix: PrefixPlan) -> None:
+        if prefix.partial_rows > self.suffix_base:
+            raise LayoutError(f"{prefix.partial_rows} prefix partials, room for {self.suffix_base}; raise max_batch")
+        sections = {
+            "group_rows": prefix.group_rows,
+            "row_first": prefix.row_first,
+            "row_sources": prefix.row_sources,
+            "row_stride": prefix.row_stride,
+            "dense_items": prefix.dense.words(),
+            "gather_items": prefix.gather.words(),
+        }
+        self.prefix_words.fill(sections, {"row_sources": 0})
+        self._sent_prefix = prefix
 
     def _check(self, step: DecodeStep, padded: int) -> None:
         heads = (step.num_q_heads, step.num_kv_heads, step.head_dim)
@@ -279,12 +193,12 @@ class StepPlanner:
         chunks = self.suffix_capacity(self.max_batch)
         self.prefix_words = _Words(
             {
-                "dense_items": items * PREFIX_ITEM_WIDTH,
-                "gather_items": items * PREFIX_ITEM_WIDTH,
                 "group_rows": self.max_batch,
                 "row_first": self.max_batch * spec.num_kv_heads,
                 "row_sources": self.max_batch * spec.num_kv_heads,
                 "row_stride": self.max_batch,
+                "dense_items": items * PREFIX_ITEM_WIDTH,
+                "gather_items": items * PREFIX_ITEM_WIDTH,
             },
             self.device,
         )
@@ -305,10 +219,3 @@ class StepPlanner:
         self.suffix_base = prefix_rows
         self.part_out = fp32(prefix_rows + chunks * spec.num_q_heads, spec.head_dim)
         self.part_lse = fp32(prefix_rows + chunks * spec.num_q_heads)
-
-
-def _layout(group: PrefixGroup) -> tuple[tuple[int, int], ...]:
-    """What a plan knows of a prefix: where its runs lie; slots are read from the table."""
-    return tuple(
-        (piece.start_slot if isinstance(piece, Segment) else -1, piece.length_tokens) for piece in group.pieces
-    )
