@@ -177,14 +177,14 @@ class _Call:
         planner = self.planner
         spec, prefix, suffix = planner.spec, planner.prefix_words, planner.suffix_words
         batch, block_d = self.q.shape[0], triton.next_power_of_2(spec.head_dim)
-        # Few rows are spread over more, smaller programs; neither number changes the order of additions.
+        # Few rows are spread over more, smaller programs, and mean more splits; no bit of a result depends on either.
         is_large = batch * spec.num_q_heads >= _LARGE_MERGE_ROWS
         block_h = 1024 // block_d if is_large else 1
         merge_step_kernel[(batch, triton.cdiv(spec.num_q_heads, block_h))](
             self.out, self.lse, planner.part_out, planner.part_lse,
             prefix["row_first"], prefix["row_sources"], prefix["row_stride"], suffix["indptr"],
             *self.write_strides, planner.suffix_base, spec.num_q_heads,
-            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=2 if is_large else 4,
+            GQA=spec.gqa_group, HEAD_DIM=spec.head_dim, BLOCK_H=block_h, BLOCK_D=block_d, UNROLL=2 if is_large else 8,
             WITH_LSE=self.lse is not None, DEPENDENT=self.launches_early,
             num_warps=4 if is_large else 1, launch_pdl=self.launches_early,
         )  # fmt: skip

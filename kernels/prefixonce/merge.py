@@ -84,6 +84,36 @@ def merge_pieces(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 @triton.jit
+def _load_sources(part_out, part_lse, plan, first, dims, HEAD_DIM: tl.constexpr, UNROLL: tl.constexpr):
+    """(outs, lses) of the sources `first .. first + UNROLL` of every head, their loads in flight together.
+
+    First come the partials of the tile, then those of the suffix; past the last one out is 0 and lse -inf.
+    """
+    first_prefix, num_prefix, stride_prefix, first_suffix, stride_suffix, num_sources = plan
+    outs = ()
+    lses = ()
+    for i in tl.static_range(UNROLL):
+        index = first + i
+        prefix_rows = first_prefix + index * stride_prefix
+        suffix_rows = first_suffix + (index - num_prefix) * stride_suffix
+        rows = tl.where(index < num_prefix, prefix_rows, suffix_rows)
+        mask = index < num_sources
+        lses += (tl.load(part_lse + rows, mask, other=float("-inf")),)
+        offsets = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        outs += (tl.load(part_out + offsets, mask[:, None] & (dims < HEAD_DIM)[None, :], other=0.0),)
+    return outs, lses
+
+
+@triton.jit
+def _add_sources(acc, denominator, base, outs, lses, UNROLL: tl.constexpr):
+    for i in tl.static_range(UNROLL):
+        weight = tl.exp(lses[i] - base)
+        acc += outs[i] * weight[:, None]
+        denominator += weight
+    return acc, denominator
+
+
+@triton.jit
 def merge_step_kernel(
     out, out_lse, part_out, part_lse,
     row_first, row_sources, row_stride, suffix_indptr,
@@ -94,8 +124,8 @@ def merge_step_kernel(
 ):  # fmt: skip
     """`BLOCK_H` query heads of one row: the partials of their tile, then those of the row's suffix, in that order.
 
-    The loads of `UNROLL` partials are in flight together. A dependent launch reads the plan while the kernel before it
-    still runs.
+    The largest LSE of all sources is known before the first is added, so `UNROLL` does not change a bit of the result.
+    A dependent launch reads the plan while the kernel before it still runs.
     """
     row = tl.program_id(0)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -107,7 +137,7 @@ def merge_step_kernel(
     num_suffix = tl.load(suffix_indptr + row + 1) - suffix_begin
     first_suffix = suffix_base + suffix_begin * num_q_heads + heads
     num_sources = tl.where(head_mask, num_prefix + num_suffix, 0)
-    stride_prefix = tl.load(row_stride + row)
+    plan = (first_prefix, num_prefix, tl.load(row_stride + row), first_suffix, num_q_heads, num_sources)
     most = tl.max(num_prefix) + num_suffix
     if DEPENDENT:
         gdc_wait()
@@ -115,26 +145,23 @@ def merge_step_kernel(
         return  # the suffix kernel wrote this row itself
 
     dims = tl.arange(0, BLOCK_D)
-    dim_mask = dims < HEAD_DIM
+    outs, lses = _load_sources(part_out, part_lse, plan, 0, dims, HEAD_DIM, UNROLL)
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    for i in tl.static_range(UNROLL):
+        peak = tl.maximum(peak, lses[i])
+    for first in range(UNROLL, most, UNROLL):
+        _, more = _load_sources(part_out, part_lse, plan, first, dims, HEAD_DIM, UNROLL)
+        for i in tl.static_range(UNROLL):
+            peak = tl.maximum(peak, more[i])
+    base = tl.where(peak == float("-inf"), 0.0, peak)
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     denominator = tl.zeros([BLOCK_H], tl.float32)
-    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    for first in range(0, most, UNROLL):
-        outs = ()
-        lses = ()
-        for i in tl.static_range(UNROLL):
-            index = first + i
-            prefix_rows = first_prefix + index * stride_prefix
-            suffix_rows = first_suffix + (index - num_prefix) * num_q_heads
-            rows = tl.where(index < num_prefix, prefix_rows, suffix_rows)
-            mask = index < num_sources
-            lses += (tl.load(part_lse + rows, mask, other=float("-inf")),)
-            offsets = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-            outs += (tl.load(part_out + offsets, mask[:, None] & dim_mask[None, :], other=0.0),)
-        for i in tl.static_range(UNROLL):
-            acc, denominator, peak = add_source(acc, denominator, peak, outs[i], lses[i])
+    acc, denominator = _add_sources(acc, denominator, base, outs, lses, UNROLL)
+    for first in range(UNROLL, most, UNROLL):
+        outs, lses = _load_sources(part_out, part_lse, plan, first, dims, HEAD_DIM, UNROLL)
+        acc, denominator = _add_sources(acc, denominator, base, outs, lses, UNROLL)
     result, lse = finish(acc, denominator, peak)
     target = out + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), head_mask[:, None] & dim_mask[None, :])
+    tl.store(target, result.to(out.dtype.element_ty), head_mask[:, None] & (dims < HEAD_DIM)[None, :])
     if WITH_LSE:
         tl.store(out_lse + row.to(tl.int64) * stride_lb + heads * stride_lh, lse, head_mask)
