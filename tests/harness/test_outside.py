@@ -72,7 +72,7 @@ def test_both_clients_have_a_speed_up_of_their_own() -> None:
     assert gain.case.serving.path == "full"
     assert gain.ours.estimate == pytest.approx((1.0 + 1.28) / (1.0 + 0.64))
     assert gain.theirs.estimate == pytest.approx(gain.ours.estimate, rel=0.02)
-    assert gain.theirs.n == 4, "pairs of two servers are not paired with each other"
+    assert gain.theirs.method == "Fieller, unpaired", "blocks of two servers are not pairs"
 
 
 class FakeClient:
@@ -91,7 +91,7 @@ class FakeClient:
 
 def run_with(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(outside_cli, "BenchServing", lambda: nullcontext(client))
-    return outside_cli.main(["engine=fake", "engine.extra_args=[\"latency_s=0.01\"]", "--tolerance", "1e9", *words])
+    return outside_cli.main(["engine=fake", 'engine.extra_args=["latency_s=0.01"]', "--tolerance", "1e9", *words])
 
 
 def test_clients_take_turns_on_servers_with_and_without_the_plugin(
