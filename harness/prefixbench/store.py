@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from prefixbench.errors import StoreError
 from prefixbench.record import SCHEMA_VERSION, Record
@@ -123,7 +124,7 @@ class InvalidRecordError(StoreError):
 def read_record(path: Path) -> Record:
     """One record of any schema version up to this one. InvalidRecordError if torn, StoreError if newer."""
     try:
-        data = json.loads(path.read_text(), parse_constant=_refuse_constant)
+        data = _parse(path.read_bytes())
         version = data["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidRecordError(f"{path} is torn or not a record ({_first_line(error)}); it is left out") from None
@@ -211,6 +212,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _parse(text: bytes) -> Any:
+    """A fast parser first; what it refuses (a lone surrogate, say) the standard one reads, or says what is wrong."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return json.loads(text, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import Page as Tab
 
 from harness.builders import serving_record
 from prefixbench.report.build import Selected, build, write
-from prefixbench.report.view import Page, Widget
+from prefixbench.report.view import Page
 from report.synthetic import kernels, sweep
 
 pytestmark = pytest.mark.browser
@@ -118,7 +118,7 @@ def test_embedded_figures_are_those_of_the_page(tab: Tab, page: Page) -> None:
 
 
 def test_the_sliders_predict_by_amdahl(tab: Tab, page: Page) -> None:
-    widget = next(block for block in page.blocks() if isinstance(block, Widget) and block.name == "amdahl")
+    widget = next(widget for widget in page.widgets() if widget.name == "amdahl")
     speedup = tab.locator("#amdahl [data-out=speedup]")
     f, s = widget.data["f"], widget.data["s"]
     assert float(speedup.inner_text().rstrip("×")) == pytest.approx(1 / (1 - f + f / s), rel=0.02)
@@ -139,46 +139,60 @@ def test_the_slider_moves_by_keyboard(tab: Tab) -> None:
 
 
 def test_placement_steps_through_the_events_of_the_trace(tab: Tab, page: Page) -> None:
-    events = next(b for b in page.blocks() if isinstance(b, Widget) and b.name == "placement").data["events"]
-    readout = tab.locator("#flow .readout")
+    events = next(widget for widget in page.widgets() if widget.id == "flow-0").data["events"]
+    readout = tab.locator("#flow-0 .readout")
     assert events[0]["title"] in readout.inner_text()
-    tab.click("#flow [data-go=next]")
+    tab.click("#flow-0 [data-go=next]")
     assert f"2 of {len(events)}" in readout.inner_text()
     assert events[1]["detail"] in readout.inner_text()
-    assert tab.evaluate("document.querySelector('#flow .flow .on').dataset.step") == "contiguous"
-    tab.click("#flow [data-go=last]")
+    assert tab.evaluate("document.querySelector('#flow-0 .flow .on').dataset.step") == "contiguous"
+    tab.click("#flow-0 [data-go=last]")
     assert events[-1]["title"] in readout.inner_text()
-    assert tab.is_disabled("#flow [data-go=next]")
-    alive = tab.evaluate("[...document.querySelectorAll('#flow .nodes li')].map(n => n.textContent)")
+    assert tab.is_disabled("#flow-0 [data-go=next]")
+    alive = tab.evaluate("[...document.querySelectorAll('#flow-0 .nodes li')].map(n => n.textContent)")
     assert "node 1 · 4,096" in alive, "the split left half of it"
     assert not any(text.startswith("node 2 ") for text in alive), "evicted"
-    tab.click("#flow [data-go=back]")
-    assert tab.is_enabled("#flow [data-go=next]")
+    tab.click("#flow-0 [data-go=back]")
+    assert tab.is_enabled("#flow-0 [data-go=next]")
 
 
 def test_the_pool_tells_what_lies_under_the_pointer(tab: Tab) -> None:
-    readout = tab.locator("#pool .readout")
-    tab.hover("#pool [data-when=after] rect.prefix-run >> nth=2")
+    readout = tab.locator("#pool-0 .readout")
+    tab.hover("#pool-0 [data-when=after] rect.prefix-run >> nth=2")
     assert readout.inner_text() == "Contiguous prefix: node 1, 8,192 tokens, slots 1 to 8,192, 32 users (after)"
-    assert tab.locator("#pool [data-when=after] rect.on").count() > 1, "every row of the run is marked"
-    tab.hover("#pool [data-when=after] rect.pages >> nth=0")
+    assert tab.locator("#pool-0 [data-when=after] rect.on").count() > 1, "every row of the run is marked"
+    tab.hover("#pool-0 [data-when=after] rect.pages >> nth=0")
     assert readout.inner_text().startswith("Pages: node 2, 33 tokens")
 
 
 def test_the_pool_is_read_by_keyboard(tab: Tab) -> None:
-    tab.focus("#pool [data-when=after]")
+    tab.focus("#pool-0 [data-when=after]")
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowRight")
-    assert tab.inner_text("#pool .readout").startswith("Contiguous prefix: node 1")
+    assert tab.inner_text("#pool-0 .readout").startswith("Contiguous prefix: node 1")
+
+
+def test_another_launch_is_picked_in_both_sections_at_once(tab: Tab, page: Page) -> None:
+    other = next(widget for widget in page.widgets() if widget.id == "pool-3")
+    tab.select_option("#pool-launch", "pool-3")
+    assert tab.is_hidden("#pool-0")
+    assert other.caption in tab.inner_text("#pool-3")
+    assert tab.locator("#pool-3 [data-when=after] rect").count() > 3, "drawn when it is first seen"
+    assert tab.is_visible("#flow-3")
+    assert tab.input_value("#flow-launch") == "flow-3"
+    tab.click("#flow-3 [data-go=next]")
+    assert "2 of " in tab.inner_text("#flow-3 .readout")
+    tab.select_option("#flow-launch", "flow-0")
+    assert tab.is_visible("#pool-0")
 
 
 def test_the_dispatcher_map_answers_a_pointer(tab: Tab) -> None:
-    tab.locator("#map-8192").scroll_into_view_if_needed()
-    box = tab.locator("#map-8192 .points path >> nth=0").bounding_box()
+    tab.locator("#map-0").scroll_into_view_if_needed()
+    box = tab.locator("#map-0 .points path >> nth=0").bounding_box()
     assert box
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tab.wait_for_selector("#map-8192 .hoverlayer .hovertext")
-    assert "M_eff" in (tab.text_content("#map-8192 .hoverlayer") or "")
+    tab.wait_for_selector("#map-0 .hoverlayer .hovertext")
+    assert "M_eff" in (tab.text_content("#map-0 .hoverlayer") or "")
 
 
 def test_the_yardstick_switch_changes_chart_and_shares(tab: Tab, page: Page) -> None:

@@ -6,13 +6,19 @@ from dataclasses import replace
 
 from harness.builders import serving_record
 from prefixbench.record import PlacementTrace, PoolRun, RadixEvent
-from prefixbench.report.placement import flow_section, memory_section, traced
-from prefixbench.report.view import Note, Section, Table, Widget
+from prefixbench.report.placement import flow_section
+from prefixbench.report.pool import KINDS, memory_section
+from prefixbench.report.traces import shown, traced
+from prefixbench.report.view import Note, Section, Switch, Table, Widget
 from report.synthetic import measured, placement, sweep
 
 
 def widget(section: Section) -> Widget:
-    return next(block for block in section.blocks if isinstance(block, Widget))
+    """The picture that is seen first."""
+    first = section.blocks[0]
+    found = first.options[0][1] if isinstance(first, Switch) else first
+    assert isinstance(found, Widget)
+    return found
 
 
 def table(section: Section, name: str) -> list[list[object]]:
@@ -33,20 +39,43 @@ def test_a_selection_without_traces_says_so() -> None:
 
 
 def test_the_full_path_with_the_longest_prefix_is_shown() -> None:
-    record, case, _ = traced(sweep(launches=1))[0]
-    assert (case.path, case.prefix_tokens, case.concurrency) == ("full", 8192, 32)
-    assert record.record_id in widget(memory_section(sweep(launches=1))).caption
+    first = traced(sweep(launches=1))[0]
+    assert (first.case.path, first.case.prefix_tokens, first.case.concurrency) == ("full", 8192, 32)
+    assert first.record.record_id in widget(memory_section(sweep(launches=1))).caption
+
+
+def test_every_case_can_be_picked_before_a_second_launch_of_any_and_both_lists_agree() -> None:
+    records = sweep(prefixes=(2048,), concurrencies=(8,), launches=3, paths=("cascade", "full"))
+    picked = shown(traced(records))
+    assert [(one.case.path, one.record.launch.index) for one in picked[:3]] == [
+        ("full", 0),
+        ("cascade", 0),
+        ("full", 1),
+    ]
+    memory, flow = (section(records).blocks[0] for section in (memory_section, flow_section))
+    assert isinstance(memory, Switch)
+    assert isinstance(flow, Switch)
+    assert memory.group == flow.group
+    assert [label for label, _ in memory.options] == [label for label, _ in flow.options] == [p.label for p in picked]
+    assert len({picture.table.id for _, picture in (*memory.options, *flow.options)}) == 12
+
+
+def test_a_long_list_of_launches_is_cut_and_says_so() -> None:
+    section = memory_section(sweep(launches=1))
+    assert isinstance(section.blocks[0], Switch)
+    assert len(section.blocks[0].options) == 8
+    assert any(isinstance(b, Note) and b.text.startswith("8 of 32 launches") for b in section.blocks)
 
 
 def test_drawn_runs_cover_the_pool_without_gap_or_overlap() -> None:
     data = widget(memory_section([measured("full", 2048, 8, 0)])).data
     at = 0
-    for run in data["after"]:
-        assert run["start"] == at
-        at += run["length"]
+    for start, length, *_ in data["after"]:
+        assert start == at
+        at += length
     assert at == 16384
     assert data["rows"] * data["per_row"] >= data["shown_slots"]
-    used = max(run["start"] + run["length"] for run in data["after"] if run["kind"] != "free")
+    used = max(start + length for start, length, kind, *_ in data["after"] if KINDS[kind] != "free")
     assert used < data["shown_slots"] < 16384, "the untouched rest is said, not drawn"
     assert f"slots 0 to {data['shown_slots'] - 1:,} of 16,384" in data["scale"]
 
@@ -60,8 +89,8 @@ def test_fragmentation_is_the_free_share_outside_the_longest_run() -> None:
     )
     trace = replace(placement(), pool_slots=100, pool_before=(), pool_after=runs)
     before, after = table(memory_section(with_trace(trace)), "pool-totals")
-    assert before == ["before", None, None, None, None, None]
-    assert after == ["after", 10, 10, 80, 60, 0.25]
+    assert before[1:] == ["before", None, None, None, None, None]
+    assert after[1:] == ["after", 10, 10, 80, 60, 0.25]
 
 
 def test_a_full_pool_has_no_fragmentation_figure() -> None:
@@ -87,14 +116,15 @@ def test_events_keep_order_wording_and_reason() -> None:
     ]
     assert events[3]["detail"] == "shorter than 64 tokens"
     assert "shorter than 64 tokens" in section.finding
-    assert table(section, "placement-reasons") == [["shorter than 64 tokens", 8], ["reaches the 64-token minimum", 1]]
+    reasons = [row[1:] for row in table(section, "placement-reasons")]
+    assert reasons == [["shorter than 64 tokens", 8], ["reaches the 64-token minimum", 1]]
 
 
 def test_dropped_events_are_counted_and_unknown_kinds_shown() -> None:
     trace = replace(placement(), events=(RadixEvent(7, "merge", 3, 1, None, "why"),), events_dropped=1200)
     section = flow_section(with_trace(trace))
     assert widget(section).data["events"][0]["title"] == "merge of node 3 (1 token)"
-    assert any(isinstance(block, Note) and "1,200 earlier events" in block.text for block in section.blocks)
+    assert "1,200 earlier events were not kept" in widget(section).caption
 
 
 def test_totals_without_events_are_still_shown() -> None:

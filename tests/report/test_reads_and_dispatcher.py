@@ -1,14 +1,15 @@
-"""Traffic over the lines N and 1, the map of the fastest kernel, the fitted threshold and the regret of rules."""
+"""Traffic over the lines N and 1, the map of the fastest path, the fitted threshold and the regret of rules."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 
-from harness.builders import kernel_record, serving_record
-from prefixbench.record import Record, Traffic
-from prefixbench.report.dispatcher import Shape, best_threshold, dispatcher_section, fit_threshold
+from harness.builders import CPU, kernel_record, serving_record, wrap
+from prefixbench.case import DispatchCase
+from prefixbench.record import DispatchMeasurement, Record, Traffic
+from prefixbench.report.dispatcher import dispatcher_section
 from prefixbench.report.material import Material
 from prefixbench.report.reads import reads_section
 from prefixbench.report.view import Cell, Chart, Note, Section, Switch, Table
@@ -80,34 +81,24 @@ def test_the_servers_count_is_a_count_and_not_a_measurement() -> None:
     assert "not a hardware measurement" in section.finding
 
 
-def shape(m_eff: int, cascade: float, dense: float) -> Shape:
-    return Shape(8192, m_eff, 1, {"cascade": cascade, "dense": dense}, {})
-
-
-def by_launch(m_eff: int, **us: dict[str, float]) -> Shape:
-    return Shape(8192, m_eff, 1, {name: sum(times.values()) / len(times) for name, times in us.items()}, us)
-
-
-def test_the_threshold_costs_least_in_sum() -> None:
-    shapes = [shape(16, 10, 30), shape(64, 20, 30), shape(256, 60, 35), shape(1024, 200, 90)]
-    assert best_threshold(shapes) == 256
-    assert best_threshold([shape(16, 10, 30)]) == math.inf
-    assert best_threshold([shape(16, 30, 10)]) == 16
-
-
-def test_the_spread_of_the_threshold_comes_from_single_launches() -> None:
-    noisy = [
-        Shape(
-            8192, 64, 1, {"cascade": 30.0, "dense": 29.0}, {"cascade": {"a": 29, "b": 31}, "dense": {"a": 30, "b": 28}}
-        ),
-        Shape(
-            8192, 256, 1, {"cascade": 60.0, "dense": 30.0}, {"cascade": {"a": 60, "b": 60}, "dense": {"a": 30, "b": 30}}
-        ),
+def timed(*cells: tuple[int, float, float, float]) -> list[Record]:
+    """(batch, paged, cascade, dense) in microseconds; M_eff is four times the batch."""
+    return [
+        kernel_record(name, samples_us=[us], batch=batch, layout="shared-contiguous")
+        for batch, *times in cells
+        for name, us in zip(("paged", "cascade", "dense"), times, strict=True)
     ]
-    fitted = fit_threshold(noisy)
-    assert fitted is not None
-    assert (fitted.m_eff, fitted.low, fitted.high, fitted.launches) == (64, 64, 256, 2)
-    assert fit_threshold([Shape(8192, 64, 1, {"cascade": 1.0, "paged": 2.0}, {})]) is None
+
+
+def test_the_threshold_comes_with_the_interval_of_resampled_shapes() -> None:
+    records = timed((4, 40, 10, 30), (16, 90, 20, 30), (64, 300, 60, 35), (256, 900, 200, 90))
+    section = dispatcher_section(Material(records, ""))
+    dense, sharing = table(section, "thresholds").rows
+    assert dense[2].text == "256"
+    assert "from M_eff = 256 on (95% interval 256 to" in section.finding
+    assert [cell.text for cell in sharing[:3]] == ["reading once instead of stock", "8,192", "16"]
+    never = dispatcher_section(Material(timed((4, 40, 10, 30), (16, 40, 10, 30)), ""))
+    assert "never paid up to M_eff = 64" in never.finding
 
 
 def test_the_map_is_coloured_by_what_was_fastest() -> None:
@@ -120,22 +111,52 @@ def test_the_map_is_coloured_by_what_was_fastest() -> None:
     chart = blocks(section, Chart)[0]
     assert [c.value for c in column(chart.table, "fastest")] == ["cascade", "dense"]
     assert [c.value for c in column(chart.table, "M_eff")] == [64, 1024]
+    assert [c.text for c in column(chart.table, "query / KV heads")] == ["32/8", "32/8"]
     outlined = [s["line"]["width"] > 0 for s in chart.figure["layout"]["shapes"]]
     assert outlined == [False, True], "only what reaches the reported 1024"
     assert [s["fillcolor"] for s in chart.figure["layout"]["shapes"]] == ["$cascade", "$dense"]
 
 
 def test_regret_is_what_a_rule_loses_against_the_fastest() -> None:
-    records = [
-        kernel_record(name, samples_us=[us], batch=batch, layout="shared-contiguous")
-        for batch, times in ((16, {"cascade": 10.0, "dense": 20.0}), (256, {"cascade": 50.0, "dense": 20.0}))
-        for name, us in times.items()
-    ]
-    rows = {row[0].text: row for row in table(dispatcher_section(Material(records, "")), "regret").rows}
+    section = dispatcher_section(Material(timed((16, 80, 10, 20), (256, 70, 50, 20)), ""))
+    rows = {row[0].text: row for row in table(section, "regret").rows}
     assert rows["always cascade"][1].value == pytest.approx(60 / 30 - 1)
     assert rows["always cascade"][2].value == pytest.approx(1.5)
-    assert rows["always dense"][3].value == 0.5
-    assert rows["reported: dense from M_eff 1,024"][1].value == 0
+    assert rows["always dense"][5].value == 0.5
+    assert rows["always stock"][4].value == 0
+    assert rows["full: dense from M_eff 1024, else cascade"][1].value == 0
+    assert rows["full: dense from M_eff 1024, else cascade"][4].value == 1
+    assert rows["fitted here: dense from M_eff 1,024, else cascade"][1].value == 0
+    assert "auto" in rows
+
+
+def test_stock_can_be_the_fastest_of_the_map_and_is_named() -> None:
+    section = dispatcher_section(Material(timed((1, 5, 10, 20), (256, 70, 50, 20)), ""))
+    chart = blocks(section, Chart)[0]
+    assert [c.value for c in column(chart.table, "fastest")] == ["stock", "dense"]
+    assert "stock is paged" in chart.caption
+
+
+def test_without_stock_no_regret_is_given_and_two_devices_are_not_mixed() -> None:
+    pair = [r for r in timed((16, 80, 10, 20)) if r.case.implementation != "paged"]  # type: ignore[union-attr]
+    section = dispatcher_section(Material(pair, ""))
+    assert any("no shape was timed with stock" in note.text for note in blocks(section, Note))
+    on_cpu = [replace(r, environment=CPU) for r in timed((16, 1, 2, 3), (64, 1, 2, 3))]
+    chart = blocks(dispatcher_section(Material([*pair, *on_cpu], "")), Chart)[0]
+    assert "NVIDIA H200" in chart.caption
+    assert len(chart.table.rows) == 1
+
+
+def test_what_deciding_and_planning_cost_is_told_where_it_was_timed() -> None:
+    case = DispatchCase("auto", 1, 512, "none", 8192, 64, 32, 8, 128, {})
+    records = [
+        wrap(case, DispatchMeasurement((us, us), 100, (50.0, 60.0), False, "dense"), launch)
+        for launch, us in enumerate((0.5, 0.7))
+    ]
+    row = table(dispatcher_section(Material(records, "")), "decision-cost").rows[0]
+    assert row[5].value == pytest.approx(0.6)
+    assert row[7].value == pytest.approx(55)
+    assert row[4].path == "dense"
 
 
 def test_copies_of_the_prefix_stay_out_of_the_map() -> None:

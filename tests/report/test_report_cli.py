@@ -70,7 +70,7 @@ def test_an_empty_selection_is_one_line_and_no_file(tmp_path: Path, capsys: pyte
 
 
 def test_a_typo_in_the_selector_names_what_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modle=tiny", "-o", str(tmp_path / "r"), "--runs", str(tmp_path)]) == 2
+    assert main(["modell=tiny", "-o", str(tmp_path / "r"), "--runs", str(tmp_path)]) == 2
     assert "did you mean 'model'" in capsys.readouterr().err
 
 

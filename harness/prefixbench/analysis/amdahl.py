@@ -11,7 +11,7 @@ from typing import Literal
 
 import pandas as pd
 
-from prefixbench.analysis.frame import KERNELS, Point
+from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Interval, Sample, mean_interval, ratio
 
 TOLERANCE = 0.10
@@ -106,9 +106,8 @@ def _timed(rows: pd.DataFrame, basis: Basis) -> bool:
 
 
 def _per_launch(rows: pd.DataFrame, column: str, per: str) -> Sample:
-    below = rows[[f"steps_{kernel}" for kernel in KERNELS]].sum(axis=1) if per == "steps" else rows[per]
-    values = dict(zip(rows["launch_id"], rows[column] / below, strict=True))
-    return {launch: float(value) for launch, value in values.items() if value > 0}
+    values = zip(*(rows[name].tolist() for name in ("launch_id", column, per)), strict=True)
+    return {launch: above / below for launch, above, below in values if above > 0 and below > 0}
 
 
 def _overlap(a: Interval, b: Interval) -> bool:

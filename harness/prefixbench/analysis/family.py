@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -133,7 +133,7 @@ def moderate(found: Effects, primary: int | None = None) -> Effects:
     d0 = np.where(excess > 0, 2 * _trigamma_inverse(np.maximum(excess, 1e-9)), np.inf)
     d0 = np.minimum(d0, most)[..., None]
     prior = np.exp(mean[..., None] + special.digamma(d0 / 2) - np.log(d0 / 2))
-    own = np.asarray(stats.f.sf(variance / prior, d, d0) < NOISIER_THAN_THE_REST) | ~noisy
+    own = np.asarray(special.fdtrc(d, d0, variance / prior) < NOISIER_THAN_THE_REST) | ~noisy
     own |= (count < FEWEST_TO_MODERATE)[..., None]
     if primary is not None:
         own[..., primary] = True
@@ -150,9 +150,9 @@ def judge(found: Effects, rule: Rule, primary: int | None = None, families: int 
     """Judges all metrics of each comparison; `families` comparisons (rolling, anchored) share `alpha` evenly."""
     error = np.maximum(found.standard_error, 1e-15)
     statistic = found.effect / error
-    p = _adjusted(np.asarray(stats.t.cdf(statistic, found.df)), rule, primary, families)
-    p_better = _adjusted(np.asarray(stats.t.sf(statistic, found.df)), rule, primary, families)
-    reach = stats.t.isf(1 - rule.pass_confidence, found.df) * error
+    p = _adjusted(np.asarray(special.stdtr(found.df, statistic)), rule, primary, families)
+    p_better = _adjusted(np.asarray(special.stdtr(found.df, -statistic)), rule, primary, families)
+    reach = special.stdtrit(found.df, rule.pass_confidence) * error
     worst = math.log1p(-rule.margin)
     return Verdicts(
         p=p,
@@ -168,8 +168,8 @@ def launches_to_decide(effect: float, sd: float, n: int, rule: Rule, alpha: floa
     """More launches per arm after which this effect, if it stays, is red at `alpha` or excluded; None beyond 500."""
     total = np.arange(n + 1, MOST_LAUNCHES)
     df, error = 2.0 * (total - 1), sd * np.sqrt(2 / total)
-    passes = effect - stats.t.isf(1 - rule.pass_confidence, df) * error > math.log1p(-rule.margin)
-    fails = (effect <= math.log1p(-rule.min_magnitude)) & (effect + stats.t.isf(alpha, df) * error <= 0)
+    passes = effect - special.stdtrit(df, rule.pass_confidence) * error > math.log1p(-rule.margin)
+    fails = (effect <= math.log1p(-rule.min_magnitude)) & (effect - special.stdtrit(df, alpha) * error <= 0)
     decided = passes | fails
     return int(total[np.argmax(decided)]) - n if decided.any() else None
 

@@ -43,6 +43,7 @@ HIGHER_IS_BETTER = {
     "kernel_cold_us": False,
 }
 KERNELS = ("stock", "paged", "cascade", "dense")
+STEPS = tuple(f"steps_{kernel}" for kernel in KERNELS)
 
 # What makes two rows the same point of a sweep, measured by different paths.
 POINT = (
@@ -64,8 +65,8 @@ PLUGIN_SETTINGS = ("dense_m_eff", "min_run_tokens", "timers")
 # Flags that make a block's speed untrustworthy, by how they begin.
 UNTRUSTWORTHY = (*UNTRUSTWORTHY_CLOCKS, "cold-cache")
 NOTHING: tuple[str, ...] = ()
-_CLOCKS = ("sm_clock_mhz", "power_w", "power_cap_share")
-_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "reads_replaced", "hit_rate", *_CLOCKS)
+CLOCKS = ("sm_clock_mhz", "power_w", "power_cap_share")
+_AVERAGED = (*METRICS, "realized_batch", "steady_batch", "m_eff", "reads_replaced", "hit_rate", *CLOCKS)
 _TIMES = ("decode_s", "attention_s", "prefix_s", "plan_s")
 
 
@@ -96,14 +97,14 @@ def launches(block_rows: pd.DataFrame) -> pd.DataFrame:
     used = block_rows[~block_rows["excluded"]].groupby("record_id", sort=False)
     rows = block_rows.drop_duplicates("record_id")[list(_IDENTITY)].set_index("record_id", drop=False)
     averaged, counted = list(_AVERAGED), ["completed", "failed", "warmup_in_flight"]
-    totals = [*_step_columns(), *_TIMES]
+    totals = [*STEPS, *_TIMES]
     rows[averaged] = used[averaged].mean()
     rows[totals] = used[totals].sum(min_count=1)
     rows[counted] = used[counted].sum().reindex(rows.index, fill_value=0)
-    steps = rows[list(_step_columns())]
-    whole = steps.sum(axis=1, skipna=False)
+    steps = rows[list(STEPS)]
+    rows["steps"] = steps.sum(axis=1, skipna=False)
     for kernel in KERNELS:
-        rows[f"share_{kernel}"] = (steps[f"steps_{kernel}"] / whole).where(whole > 0)
+        rows[f"share_{kernel}"] = (steps[f"steps_{kernel}"] / rows["steps"]).where(rows["steps"] > 0)
     rows["blocks_used"] = used.size().reindex(rows.index, fill_value=0)
     rows["blocks_excluded"] = everything.size() - rows["blocks_used"]
     rows["flags"] = pd.Series(
@@ -200,7 +201,7 @@ class Point:
 
     def step_shares(self, arm: str) -> dict[str, float] | None:
         """Share of decode steps each kernel served over all launches of the arm; None without counters."""
-        steps = np.nansum(self.of_arm(arm)[list(_step_columns())].to_numpy(dtype=float), axis=0)
+        steps = np.nansum(self.of_arm(arm)[list(STEPS)].to_numpy(dtype=float), axis=0)
         if not steps.sum() > 0:
             return None
         return dict(zip(KERNELS, (steps / steps.sum()).tolist(), strict=True))
@@ -226,8 +227,8 @@ def points(launch_rows: pd.DataFrame) -> Iterator[Point]:
 
 def sample(rows: pd.DataFrame, metric: str = "decode_tok_s") -> Sample:
     """Launch id -> value, launches without a value left out."""
-    values = zip(rows["launch_id"], rows[metric], strict=True)
-    return {str(launch): float(value) for launch, value in values if not math.isnan(value)}
+    values = zip(rows["launch_id"].tolist(), rows[metric].tolist(), strict=True)
+    return {launch: value for launch, value in values if not math.isnan(value)}
 
 
 def arm_name(case: ServingCase) -> str:
@@ -326,10 +327,6 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str], fastest:
         "exclusion": reason or "",
     }
     return row
-
-
-def _step_columns() -> tuple[str, ...]:
-    return tuple(f"steps_{kernel}" for kernel in KERNELS)
 
 
 def _step_shares(steps: Mapping[str, float]) -> dict[str, float]:

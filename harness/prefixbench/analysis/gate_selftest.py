@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from prefixbench.analysis.family import Rule, compare
 from prefixbench.analysis.gate import GateConfig
@@ -154,5 +154,7 @@ _REPLAYED: tuple[tuple[str, float, float | None, float | None], ...] = (
 
 
 def _rate(name: str, red: int, of: int, at_most: float | None, at_least: float | None) -> Rate:
-    interval = stats.binomtest(red, of).proportion_ci(0.95, "exact")
-    return Rate(name, red / of, float(interval.low), float(interval.high), of, at_most, at_least)
+    """With the exact interval of a proportion (Clopper and Pearson 1934)."""
+    low = float(special.betaincinv(red, of - red + 1, 0.025)) if red else 0.0
+    high = float(special.betaincinv(red + 1, of - red, 0.975)) if red < of else 1.0
+    return Rate(name, red / of, low, high, of, at_most, at_least)

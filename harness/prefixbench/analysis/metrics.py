@@ -59,21 +59,12 @@ class _Stream:
     """Cumulative tokens of one request at arrival times, from its first token on."""
 
     sent_s: float
+    first_s: float
+    last_s: float
     at_s: Array
     tokens: Array
+    decoded: float
     output_tokens: int
-
-    @property
-    def first_s(self) -> float:
-        return float(self.at_s[0])
-
-    @property
-    def last_s(self) -> float:
-        return float(self.at_s[-1])
-
-    @property
-    def decoded(self) -> float:
-        return float(self.tokens[-1] - self.tokens[0])
 
 
 def block_metrics(block: Block) -> BlockMetrics:
@@ -127,14 +118,24 @@ def realized_batch(histogram: Mapping[int, int]) -> int | None:
 def _streams(requests: Sequence[RequestSample]) -> list[_Stream]:
     streams = []
     for request in requests:
-        chunks = [(count, at) for count, at in request.chunks if count > 0]
+        chunks = [chunk for chunk in request.chunks if chunk[0] > 0]
         if not chunks:
             continue
-        tokens = np.array([count for count, _ in chunks], dtype=np.float64)
+        counts, at_s = zip(*chunks, strict=True)
         # The server's own count is authoritative: chunks are not tokens.
-        tokens[-1] = max(request.output_tokens, tokens[0])
-        at_s = np.array([at for _, at in chunks], dtype=np.float64)
-        streams.append(_Stream(request.sent_s, at_s, np.minimum(tokens, tokens[-1]), request.output_tokens))
+        whole = max(request.output_tokens, counts[0])
+        tokens = np.minimum(np.array((*counts[:-1], whole), dtype=np.float64), whole)
+        streams.append(
+            _Stream(
+                sent_s=request.sent_s,
+                first_s=at_s[0],
+                last_s=at_s[-1],
+                at_s=np.array(at_s, dtype=np.float64),
+                tokens=tokens,
+                decoded=float(tokens[-1] - tokens[0]),
+                output_tokens=request.output_tokens,
+            )
+        )
     return streams
 
 

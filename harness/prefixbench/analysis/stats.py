@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 Sample = Mapping[str, float]
@@ -70,7 +70,7 @@ def spread_interval(*groups: Sequence[float], confidence: float = CONFIDENCE) ->
     df = sum(len(group) - 1 for group in usable)
     spread = math.sqrt(sum((len(g) - 1) * (g.std(ddof=1) / g.mean()) ** 2 for g in usable) / df)
     tail = (1 - confidence) / 2
-    low, high = (spread * math.sqrt(df / float(stats.chi2.isf(p, df))) for p in (tail, 1 - tail))
+    low, high = (spread * math.sqrt(df / float(special.chdtri(df, p))) for p in (tail, 1 - tail))
     return Interval(spread, low, high, n, None, "chi2", confidence)
 
 
@@ -123,7 +123,7 @@ def contrast_ratio_known_errors(
     weights = np.stack([a, b], axis=1)
     covariance = weights.T @ np.diag(errors**2) @ weights
     contrast = _Contrast(float(a @ values), float(b @ values), covariance, (), 0, paired=False)
-    critical = float(stats.norm.isf((1 - CONFIDENCE) / 2))
+    critical = -float(special.ndtri((1 - CONFIDENCE) / 2))
     return _fieller(contrast, critical, "Fieller, standard errors assumed", CONFIDENCE)
 
 
@@ -261,9 +261,9 @@ def _no_launch(method: str, confidence: float) -> Interval:
 def _half_widths(confidence: float) -> Array:
     """Half width of the interval of a mean in standard deviations, for 2, 3, ... launches."""
     n = np.arange(2, MOST_LAUNCHES)
-    return np.asarray(stats.t.isf((1 - confidence) / 2, n - 1) / np.sqrt(n), dtype=np.float64)
+    return np.asarray(-special.stdtrit(n - 1, (1 - confidence) / 2) / np.sqrt(n), dtype=np.float64)
 
 
 @lru_cache(maxsize=4096)
 def _t(confidence: float, df: float) -> float:
-    return float(stats.t.isf((1 - confidence) / 2, df))
+    return -float(special.stdtrit(df, (1 - confidence) / 2))

@@ -6,8 +6,9 @@ from collections import Counter
 
 from prefixbench.analysis.frame import Point
 from prefixbench.case import ServingCase
+from prefixbench.clocks import POWER_CAP
 from prefixbench.record import Record
-from prefixbench.report import cells, paths
+from prefixbench.report import cells, clocks, paths
 from prefixbench.report.material import BATCH_TOLERANCE, PLAIN, Material, arm_rank, devices, path_of
 from prefixbench.report.results import speedups
 from prefixbench.report.view import Cell, Headline, Section, Tile
@@ -118,7 +119,8 @@ def _flags(material: Material) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for flags in rows["flags"]:
         for flag in flags:
-            kinds.setdefault(flag.partition(":")[0], []).append(flag)
+            if not flag.startswith(POWER_CAP):  # the work's own doing: a note stands beside the figures
+                kinds.setdefault(flag.partition(":")[0], []).append(flag)
     said = [f"{count(len(own), 'block')} of {len(rows)}: {_example(own)}." for own in kinds.values()]
     if len(left_out):
         reasons = listing(sorted(set(left_out["exclusion"])))
@@ -150,6 +152,7 @@ def answer_section(material: Material) -> Section:
         finding = "This selection holds no point at which stock and another path were both measured."
         return Section("answer", title, question, finding, ())
     baseline = material.baseline(point)
+    is_watched = any(clocks.clock(material, point, arm) is not None for arm in point.arms)
     rows = []
     for arm in sorted(point.arms, key=arm_rank):
         mean, gain = material.mean(point, arm), material.speedup(point, arm)
@@ -164,9 +167,11 @@ def answer_section(material: Material) -> Section:
                 else cells.amount(gain.estimate if gain else None, why, ratio),
                 cells.interval(gain.low, gain.high, gain.note, ratio) if gain and arm != baseline else cells.BLANK,
                 _really_ran(material, point, arm),
+                *([clocks.clock_cell(material, point, arm)] if is_watched else []),
             ]
         )
-    columns = ("path", "tokens/s", "95% interval", "times stock", "95% interval", "ran on")
+    clock = ("SM clock, MHz",) if is_watched else ()
+    columns = ("path", "tokens/s", "95% interval", "times stock", "95% interval", "ran on", *clock)
     table = cells.table("headline-data", f"At {material.point_label(point)}", columns, rows)
     finding = (
         "Every decode step of a language model reads the keys and values of everything said so far. "

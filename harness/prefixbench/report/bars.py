@@ -140,8 +140,8 @@ class Tile:
     outlined: bool
 
 
-def tile_map(tiles: Sequence[Tile], x: Axis, y: Axis) -> Figure:
-    """Tiles on two categorical axes, coloured by path; empty where nothing was measured.
+def tile_map(tiles: Sequence[Tile], x: Axis, y: Axis, meaning: str = "fastest", row_height: int = 44) -> Figure:
+    """Tiles on two categorical axes, coloured by path (`meaning` says of what); empty where nothing was measured.
 
     The tiles are shapes, so that they fill their place at any width; a trace of each path carries text and hover.
     """
@@ -157,20 +157,20 @@ def tile_map(tiles: Sequence[Tile], x: Axis, y: Axis) -> Figure:
         {
             "type": "scatter",
             "mode": "markers+text",
-            "name": f"{path} fastest",
+            "name": f"{path} {meaning}",
             "x": [tile.x for tile in tiles if tile.path == path],
             "y": [tile.y for tile in tiles if tile.path == path],
             "text": [tile.text for tile in tiles if tile.path == path],
             "textfont": {"color": "$page", "size": 12},
             "customdata": [plain(tile.hover) for tile in tiles if tile.path == path],
             "hovertemplate": "%{customdata}<extra></extra>",
-            "marker": {"symbol": "square", "size": 24, "color": f"${path}"},
+            "marker": {"symbol": "square", "size": row_height / 2, "color": f"${path}"},
         }
         for path in dict.fromkeys(tile.path for tile in tiles)
     ]
     fixed: dict[str, Json] = {"type": "category", "categoryorder": "array", "showgrid": False, "zeroline": False}
     layout: dict[str, Json] = {
-        "height": 120 + 44 * len(ys),
+        "height": 120 + row_height * len(ys),
         "shapes": shapes,
         "xaxis": axis(x) | fixed | {"categoryarray": xs, "range": [-0.5, len(xs) - 0.5]},
         "yaxis": axis(y) | fixed | {"categoryarray": ys, "range": [-0.5, len(ys) - 0.5]},

@@ -15,12 +15,16 @@ from prefixbench.report.attribution import attribution_section
 from prefixbench.report.dispatcher import dispatcher_section
 from prefixbench.report.gate import gate_section
 from prefixbench.report.material import Material
+from prefixbench.report.numerics import numerics_section
+from prefixbench.report.outside import outside_section
 from prefixbench.report.paths import paths_section, violations
-from prefixbench.report.placement import flow_section, memory_section
+from prefixbench.report.placement import flow_section
+from prefixbench.report.pool import memory_section
 from prefixbench.report.reads import reads_section
 from prefixbench.report.results import results_section
 from prefixbench.report.scorecard import scorecard_section, tile
-from prefixbench.report.view import Download, Page
+from prefixbench.report.view import Download, Note, Page, Section
+from prefixbench.report.words import LABEL_MEANING
 
 TITLE = "Read the shared prompt once"
 HTML_FILE, MARKDOWN_FILE, JSON_FILE = "index.html", "report.md", "report.json"
@@ -48,7 +52,9 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
         reads_section(material),
         dispatcher_section(material),
         paths_section(material),
+        numerics_section(selected.records),
         results_section(material),
+        outside_section(selected.records),
         attribution_section(material),
         amdahl_section(material),
         scorecard_section(claims),
@@ -65,11 +71,35 @@ def build(name: str, selected: Selected, compared: Selected | None = None, *, no
         badges=answer.badges(material),
         warnings=answer.warnings(material),
         violations=violations(material),
-        sections=sections,
+        sections=tuple(_labelled(section, material) for section in sections),
         record_ids=tuple(record.record_id for record in selected.records),
         downloads=(),
     )
     return replace(page, downloads=_downloads(material, page))
+
+
+# Which kinds of records the numbers of a section come from.
+_SOURCES = {
+    "memory": ("serving",),
+    "placement": ("serving",),
+    "reads": ("kernel", "serving"),
+    "dispatcher": ("kernel", "dispatch"),
+    "paths": ("serving",),
+    "numerics": ("numerics",),
+    "results": ("serving",),
+    "outside": ("outside",),
+    "attribution": ("serving",),
+    "amdahl": ("serving",),
+}
+
+
+def _labelled(section: Section, material: Material) -> Section:
+    """The section with the labels of its records, where it shows numbers at all."""
+    kinds = _SOURCES.get(section.id, ())
+    if all(isinstance(block, Note) for block in section.blocks):
+        return section
+    labels = dict.fromkeys(label for r in material.records if r.case.kind in kinds for label in r.labels)
+    return replace(section, labels=tuple(LABEL_MEANING.get(label, (label, ""))[0] for label in labels))
 
 
 def write(page: Page, folder: Path) -> Path:

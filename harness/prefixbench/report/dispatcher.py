@@ -1,213 +1,208 @@
-"""The dispatcher against measurement: which kernel was fastest at which M_eff, and what each rule would have cost."""
+"""The dispatcher against measurement: which path was fastest at which M_eff, and what each rule would have cost."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import pandas as pd
+
+from prefixbench.analysis.evidence import is_gpu
+from prefixbench.analysis.regret import Rule, regret, rules
+from prefixbench.analysis.stats import Interval
+from prefixbench.analysis.thresholds import dense_threshold, sharing_thresholds
+from prefixbench.analysis.timed_cells import TimedCell, stock_peer, timed_cells
 from prefixbench.record import ServingMeasurement
-from prefixbench.report import bars, cells, kernels
+from prefixbench.report import bars, cells
+from prefixbench.report.decision import decision_blocks
 from prefixbench.report.figures import Axis
-from prefixbench.report.kernels import Launches
 from prefixbench.report.material import Material
 from prefixbench.report.view import Block, Chart, Note, Section, Switch, Table
 from prefixbench.report.words import count, number, path_rank, percent
+from prefixonce.cost import profile_for
+from prefixonce.step import Path
 
 REPORTED_THRESHOLD = 1024
 _TITLE, _QUESTION = "Dispatcher", "From how many queries on does the dense kernel pay?"
-_OURS = ("paged", "cascade", "dense")
-Times = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One shape at which several of our kernels were timed: microseconds by kernel, and by kernel and launch."""
-
-    prefix_tokens: int
-    batch: int
-    group: int
-    us: Times
-    us_by_launch: Mapping[str, Times]
-
-    @property
-    def m_eff(self) -> int:
-        return self.batch * self.group
-
-    @property
-    def best(self) -> str:
-        return min(self.us, key=lambda name: self.us[name])
-
-    def choose(self, rule: Callable[[int], str]) -> float:
-        """Microseconds of what a rule picks; the best kernel that was timed where its own was not."""
-        return self.us.get(rule(self.m_eff), self.us[self.best])
 
 
 def dispatcher_section(material: Material) -> Section:
-    shapes = _shapes(kernels.summarize(material.kernels))
+    rows = _of_one_device(material.kernels)
+    timed = [cell for cell in timed_cells(rows) if len(cell.us) > 1]
+    blocks: list[Block] = [*_served_with(material)]
+    if not timed:
+        why = "no kernel record of this selection times two paths on one shape (the verb kernels does)"
+        blocks += [Note("missing", f"The measured map: {why}."), *decision_blocks(material.records)]
+        return Section("dispatcher", _TITLE, _QUESTION, "The threshold was not measured here.", tuple(blocks))
+    device, peer = str(rows["device"].iloc[0]), stock_peer(rows)
+    fitted = dense_threshold(timed)
+    maps = _maps(timed, device, peer)
+    blocks.append(maps[0][1] if len(maps) == 1 else Switch("map", "Shared prefix + own tokens", tuple(maps)))
+    blocks += [*_thresholds(timed, fitted), *_regret(timed, fitted, device), *decision_blocks(material.records)]
+    return Section("dispatcher", _TITLE, _QUESTION, _finding(timed, fitted), tuple(blocks))
+
+
+def _served_with(material: Material) -> list[Note]:
     used = {
         record.measurement.dispatch_threshold_m_eff
         for record in material.records
         if isinstance(record.measurement, ServingMeasurement) and record.measurement.dispatch_threshold_m_eff
     }
-    blocks: list[Block] = []
-    if used:
-        text = f"The servers of this selection ran with the threshold M_eff = {', '.join(map(str, sorted(used)))}."
-        blocks.append(Note("info", f"{text} M_eff is requests that share a prefix × query heads per KV head."))
-    if not shapes:
-        why = "no kernel record of this selection times two of our kernels on one shape (the verb kernels does)"
-        blocks.append(Note("missing", f"The measured map: {why}."))
-        return Section("dispatcher", _TITLE, _QUESTION, "The threshold was not measured here.", tuple(blocks))
-    fitted = fit_threshold(shapes)
-    prefixes = sorted({shape.prefix_tokens for shape in shapes})
-    maps = [(f"{prefix:,} tokens", _map(shapes, prefix)) for prefix in prefixes]
-    blocks.append(maps[0][1] if len(maps) == 1 else Switch("map", "Shared prefix", tuple(maps)))
-    blocks.append(_regret(shapes, fitted))
-    return Section("dispatcher", _TITLE, _QUESTION, _finding(shapes, fitted), tuple(blocks))
+    if not used:
+        return []
+    text = f"The servers of this selection ran with the threshold M_eff = {', '.join(map(str, sorted(used)))}."
+    return [Note("info", f"{text} M_eff is requests that share a prefix × query heads per KV head.")]
 
 
-def _shapes(found: Sequence[Launches]) -> list[Shape]:
-    """Cold L2 where it was timed, as between two layers of a model; copies of the prefix for each request left out."""
-    state = "cold" if any(one.l2 == "cold" for one in found) else "warm"
-    grouped: defaultdict[tuple[object, ...], dict[str, Launches]] = defaultdict(dict)
-    for one in found:
-        if one.implementation in _OURS and one.layout != "unique" and one.l2 == state and one.us.estimate is not None:
-            key = (one.prefix_tokens, one.suffix_tokens, one.batch, one.q_heads, one.kv_heads, one.head_dim, one.dtype)
-            before = grouped[key].get(one.implementation)
-            if before is None or (before.us.estimate or 0) > one.us.estimate:
-                grouped[key][one.implementation] = one
-    return [
-        Shape(
-            prefix_tokens=next(iter(timed.values())).prefix_tokens,
-            batch=next(iter(timed.values())).batch,
-            group=next(iter(timed.values())).group,
-            us={name: one.us.estimate or 0.0 for name, one in timed.items()},
-            us_by_launch={name: one.us_by_launch for name, one in timed.items()},
-        )
-        for timed in grouped.values()
-        if len(timed) > 1
-    ]
+def _of_one_device(rows: pd.DataFrame) -> pd.DataFrame:
+    """The device with most timings, a GPU before a CPU: times of two devices make no map together."""
+    if rows.empty:
+        return rows
+    sizes = rows["device"].value_counts()
+    chosen = max(map(str, sizes.index), key=lambda name: (is_gpu(name), int(sizes[name])))
+    return rows[rows["device"] == chosen]
 
 
-def _rule(threshold: float) -> Callable[[int], str]:
-    return lambda m_eff: "dense" if m_eff >= threshold else "cascade"
+def _best(cell: TimedCell) -> Path:
+    return min(cell.us, key=lambda path: cell.us[path])
 
 
-def best_threshold(shapes: Sequence[Shape]) -> float:
-    """The M_eff from which on dense costs least time in sum; infinity when it never pays."""
-    candidates = [*sorted({float(shape.m_eff) for shape in shapes}), math.inf]
-    return min(candidates, key=lambda t: sum(shape.choose(_rule(t)) for shape in shapes))
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The fitted threshold, and the lowest and highest that single launches would have given."""
-
-    m_eff: float
-    low: float
-    high: float
-    launches: int
-
-
-def fit_threshold(shapes: Sequence[Shape]) -> Threshold | None:
-    """Fitted where cascade and dense were both timed; None when they never were."""
-    able = [shape for shape in shapes if {"cascade", "dense"} <= shape.us.keys()]
-    if not able:
-        return None
-    everywhere = set.intersection(*(set(times) for shape in able for times in shape.us_by_launch.values()))
-    single = [best_threshold([_of_launch(shape, launch) for shape in able]) for launch in sorted(everywhere)]
-    whole = best_threshold(able)
-    return Threshold(whole, min(single, default=whole), max(single, default=whole), len(single))
-
-
-def _of_launch(shape: Shape, launch: str) -> Shape:
-    us = {name: times[launch] for name, times in shape.us_by_launch.items()}
-    return Shape(shape.prefix_tokens, shape.batch, shape.group, us, {})
-
-
-def _finding(shapes: Sequence[Shape], fitted: Threshold | None) -> str:
+def _finding(timed: Sequence[TimedCell], fitted: Interval | None) -> str:
     if fitted is None:
-        return "Cascade and dense were not timed on the same shape, so no threshold can be fitted."
-    where = f"measured on {count(len(shapes), 'shape')}"
-    if fitted.m_eff == math.inf:
-        return f"The dense kernel never paid in sum, {where}; the reported threshold is {REPORTED_THRESHOLD:,}."
-    spread = (
-        f"single launches give {fitted.low:,.0f} to {fitted.high:,.0f}"
-        if fitted.launches > 1
-        else "one launch, no spread"
-    )
+        return "Cascade and dense were not timed over a range of M_eff, so no threshold can be fitted."
+    where = f"fitted to {count(fitted.n, 'shape')}"
+    if fitted.estimate == math.inf:
+        largest = max(cell.m_eff for cell in timed)
+        return (
+            f"The dense kernel never paid up to M_eff = {largest:,}, {where}; the reported threshold is "
+            f"{REPORTED_THRESHOLD:,}, from another GPU."
+        )
     return (
-        f"The dense kernel pays from M_eff = {fitted.m_eff:,.0f} on, {where} ({spread}); "
-        f"the reported threshold is {REPORTED_THRESHOLD:,}, fitted on another GPU."
+        f"The dense kernel pays from M_eff = {_m_eff(fitted.estimate)} on (95% interval {_span(fitted)}, {where}); "
+        f"the reported threshold is {REPORTED_THRESHOLD:,}, from another GPU."
     )
 
 
-def _map(shapes: Sequence[Shape], prefix: int) -> Chart:
-    own = sorted((s for s in shapes if s.prefix_tokens == prefix), key=lambda s: (s.group, s.batch))
+def _m_eff(value: float | None) -> str:
+    return "never" if value == math.inf else number(None if value is None else round(value))
+
+
+def _span(found: Interval) -> str:
+    return f"{_m_eff(found.low)} to {_m_eff(found.high)}"
+
+
+def _maps(timed: Sequence[TimedCell], device: str, peer: str | None) -> list[tuple[str, Chart]]:
+    """One map for each length of prefix and of what follows it."""
+    grouped: defaultdict[tuple[int, int], list[TimedCell]] = defaultdict(list)
+    for cell in timed:
+        grouped[cell.layer.prefix_tokens, int(cell.layer.own_tokens)].append(cell)
+    maps = []
+    for index, ((prefix, own), group) in enumerate(sorted(grouped.items())):
+        label = f"{prefix:,}{f' + {own:,}' if own else ''} tokens"
+        maps.append((label, _map(index, label, group, f"{device}; stock is {peer}." if peer else f"{device}.")))
+    return maps
+
+
+def _map(index: int, label: str, timed: Sequence[TimedCell], machine: str) -> Chart:
+    own = sorted(timed, key=lambda c: (c.layer.q_heads // c.layer.kv_heads, c.layer.kv_heads, c.layer.rows))
     drawn = [
         bars.Tile(
-            x=str(shape.batch),
-            y=str(shape.group),
-            path=shape.best,
-            text=f"{shape.m_eff:,}",
-            hover=f"M_eff {shape.m_eff:,}: "
-            + ", ".join(f"{name} {number(us)} µs" for name, us in sorted(shape.us.items(), key=lambda i: i[1])),
-            outlined=shape.m_eff >= REPORTED_THRESHOLD,
+            x=str(cell.layer.rows),
+            y=f"{cell.layer.q_heads}/{cell.layer.kv_heads}",
+            path=_best(cell).value,
+            text=f"{cell.m_eff:,}",
+            hover=f"M_eff {cell.m_eff:,}: "
+            + ", ".join(f"{path.value} {number(us)} µs" for path, us in sorted(cell.us.items(), key=lambda i: i[1])),
+            outlined=cell.m_eff >= REPORTED_THRESHOLD,
         )
-        for shape in own
+        for cell in own
     ]
-    wins = {name: sum(shape.best == name for shape in own) for name in sorted({s.best for s in own}, key=path_rank)}
-    said = ", ".join(f"{name} fastest at {times} of {len(own)}" for name, times in wins.items())
-    timed = sorted({name for shape in own for name in shape.us}, key=path_rank)
-    not_timed = "this kernel was not timed on this shape"
+    paths = sorted({path for cell in own for path in cell.us}, key=lambda path: path_rank(path.value))
+    wins = {path: sum(_best(cell) is path for cell in own) for path in paths}
+    said = ", ".join(f"{path.value} fastest at {times} of {len(own)}" for path, times in wins.items() if times)
+    not_timed = "this path was not timed on this shape"
     return Chart(
-        id=f"map-{prefix}",
-        title=f"Fastest kernel, {prefix:,}-token prefix",
-        alt=f"Map of requests in flight against query heads per KV head: {said}.",
-        figure=bars.tile_map(drawn, Axis("requests in flight"), Axis("query heads per KV head")),
+        id=f"map-{index}",
+        title=f"Fastest path, {label}",
+        alt=f"Map of requests in flight against query and KV heads: {said}.",
+        figure=bars.tile_map(drawn, Axis("requests in flight"), Axis("query / KV heads")),
         table=cells.table(
-            f"map-{prefix}-data",
-            f"Microseconds by kernel, {prefix:,}-token prefix",
-            ("in flight", "heads per KV head", "M_eff", "fastest", *(f"{name} µs" for name in timed)),
+            f"map-{index}-data",
+            f"Microseconds by path, {label}",
+            ("in flight", "query / KV heads", "M_eff", "fastest", *(f"{path.value} µs" for path in paths)),
             [
                 [
-                    cells.amount(shape.batch),
-                    cells.amount(shape.group),
-                    cells.amount(shape.m_eff),
-                    cells.path(shape.best),
-                    *(cells.amount(shape.us.get(name), not_timed) for name in timed),
+                    cells.amount(cell.layer.rows),
+                    cells.text(f"{cell.layer.q_heads}/{cell.layer.kv_heads}"),
+                    cells.amount(cell.m_eff),
+                    cells.path(_best(cell).value),
+                    *(cells.amount(cell.us.get(path), not_timed) for path in paths),
                 ]
-                for shape in own
+                for cell in own
             ],
         ),
         caption=f"The number in a cell is M_eff; outlined cells are dense by the reported rule (M_eff ≥ "
-        f"{REPORTED_THRESHOLD:,}). Only the colour is measured.",
+        f"{REPORTED_THRESHOLD:,}). Only the colour is measured. {machine}",
     )
 
 
-def _regret(shapes: Sequence[Shape], fitted: Threshold | None) -> Table:
-    """How much longer each rule takes than the fastest kernel of every shape."""
-    rules: list[tuple[str, Callable[[int], str]]] = [(f"always {name}", _always(name)) for name in _OURS]
-    rules.append((f"reported: dense from M_eff {REPORTED_THRESHOLD:,}", _rule(REPORTED_THRESHOLD)))
-    if fitted is not None:
-        rules.append((f"fitted here: dense from M_eff {fitted.m_eff:,.0f}", _rule(fitted.m_eff)))
+def _thresholds(timed: Sequence[TimedCell], fitted: Interval | None) -> list[Table]:
+    found = [("dense instead of cascade", "all", fitted)] if fitted else []
+    found += [
+        ("reading once instead of stock", f"{prefix:,}", interval)
+        for prefix, interval in sharing_thresholds(timed).items()
+    ]
+    if not found:
+        return []
+    rows = [
+        [
+            cells.text(what),
+            cells.text(prefix),
+            cells.text(_m_eff(interval.estimate)),
+            cells.text(_span(interval)),
+            cells.amount(interval.n),
+        ]
+        for what, prefix, interval in found
+    ]
+    caption = "From which M_eff on it pays (least time in sum; interval: shapes resampled)"
+    columns = ("what", "shared prefix", "M_eff", "95% interval", "shapes")
+    return [cells.table("thresholds", caption, columns, rows)]
+
+
+def _regret(timed: Sequence[TimedCell], fitted: Interval | None, device: str) -> list[Block]:
+    """How much longer each rule takes than the fastest path of every shape; the rules are the dispatcher's own."""
+    complete = [cell for cell in timed if cell.is_complete]
+    if not complete:
+        why = "no shape was timed with stock, cascade and dense"
+        return [Note("missing", f"Regret of the rules: {why}.")]
+    profile = profile_for(device)
+    found = dict(rules(profile))
+    if fitted is not None and fitted.estimate is not None:
+        found[f"fitted here: dense from M_eff {_m_eff(fitted.estimate)}, else cascade"] = _from(fitted.estimate)
     rows = []
-    for name, rule in rules:
-        extra = [shape.choose(rule) / shape.us[shape.best] - 1 for shape in shapes]
-        total = sum(shape.choose(rule) for shape in shapes) / sum(shape.us[shape.best] for shape in shapes) - 1
-        right = sum(value == 0 for value in extra)
+    for one in (regret(name, rule, complete) for name, rule in found.items()):
         rows.append(
             [
-                cells.text(name),
-                cells.amount(total, say=percent),
-                cells.amount(max(extra), say=percent),
-                cells.amount(right / len(shapes), say=percent),
+                cells.text(one.rule),
+                cells.amount(one.extra, say=percent),
+                cells.amount(one.worst, say=percent),
+                cells.text(one.worst_cell),
+                cells.amount(one.gain_share, "the best choices save nothing over stock here", percent),
+                cells.amount(one.fastest / one.cells, say=percent),
             ]
         )
-    columns = ("rule", "extra time in sum", "extra time at its worst shape", "shapes where it picks the fastest")
-    return cells.table("regret", f"Regret of each rule over {count(len(shapes), 'shape')}", columns, rows)
+    columns = (
+        "rule",
+        "extra time in sum",
+        "at its worst shape",
+        "worst shape",
+        "of the possible gain",
+        "picks fastest",
+    )
+    caption = f"Regret of each rule over {count(len(complete), 'shape')}; auto with the profile: {profile.source}"
+    return [cells.table("regret", caption, columns, rows)]
 
 
-def _always(name: str) -> Callable[[int], str]:
-    return lambda _: name
+def _from(threshold: float) -> Rule:
+    return lambda cell: Path.DENSE if cell.m_eff >= threshold else Path.CASCADE

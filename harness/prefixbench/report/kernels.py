@@ -40,6 +40,7 @@ class Launches:
     bytes_per_s: float
     copy_bytes_per_s: float | None
     served_from_l2: bool
+    flags: tuple[str, ...]
     record_ids: tuple[str, ...]
 
     @property
@@ -95,6 +96,7 @@ def _one(group: pd.DataFrame) -> Launches:
         bytes_per_s=float(group["bytes_per_s"].mean()),
         copy_bytes_per_s=_known(group["copy_bytes_per_s"]),
         served_from_l2=bool(group["served_from_l2"].any()),
+        flags=tuple(sorted({flag.partition(":")[0] for flags in group["flags"] for flag in flags})),
         record_ids=tuple(group["record_id"]),
     )
 
@@ -120,11 +122,17 @@ def launch_table(name: str, caption: str, found: list[Launches], records: tuple[
             cells.amount(one.dram_read_bytes, NO_COUNTERS, bytes_si),
             cells.amount(one.l2_read_bytes, NO_COUNTERS, bytes_si),
             _bandwidth(one),
-            cells.text("a launch of it failed" if failed & set(one.record_ids) else ""),
+            cells.text(_beware(one, failed)),
         ]
         for one in found
     ]
     return cells.table(name, caption, (*columns, "of copy bandwidth", "beware"), rows)
+
+
+def _beware(one: Launches, failed: set[str]) -> str:
+    """Clocks are watched by cell, while all implementations of a shape take turns."""
+    said = ["a launch of it failed"] if failed & set(one.record_ids) else []
+    return "; ".join([*said, *(f"{flag} in its cell" for flag in one.flags)])
 
 
 NO_COUNTERS = "no hardware counters were read for it"

@@ -26,6 +26,8 @@ def _lines(page: Page) -> Iterator[str]:
     yield from (f"> **Beware.** {escape(warning)}  " for warning in page.warnings)
     for section in page.sections:
         yield from ("", f"## {escape(section.title)}", "", escape(section.finding))
+        if section.labels:
+            yield from ("", f"_{escape(', '.join(section.labels))}_")
         for block in section.blocks:
             yield from _block(block)
 
@@ -35,13 +37,13 @@ def _block(block: Block) -> Iterator[str]:
     match block:
         case Table():
             yield from _table(block)
-        case Widget(name="pool" | "placement"):
-            yield f"_{escape(block.title)}: see the HTML report._"
         case Chart() | Widget():
-            yield from _table(block.table)
+            yield from _picture(block)
+        case Switch(options=((_, Widget() as first), *_)):  # one launch is enough for a pull request
+            yield from _picture(first)
         case Switch():
-            for _, chart in block.options:
-                yield from _table(chart.table)
+            for _, picture in block.options:
+                yield from _picture(picture)
         case Note():
             yield f"_{escape(block.text)}_"
         case Facts():
@@ -50,6 +52,13 @@ def _block(block: Block) -> Iterator[str]:
             yield from (f"{escape(block.label)}:", "", *(f"    {line}" for line in block.lines))
         case Method():
             yield f"- **{escape(block.title)}**: {escape(block.text)}"
+
+
+def _picture(picture: Chart | Widget) -> Iterator[str]:
+    if isinstance(picture, Widget) and picture.name in ("pool", "placement"):
+        yield f"_{escape(picture.title)}: see the HTML report._"
+    else:
+        yield from _table(picture.table)
 
 
 def _table(table: Table) -> Iterator[str]:

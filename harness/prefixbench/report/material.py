@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -55,7 +57,7 @@ class Material:
         self.records = tuple(records)
         self.selector = selector
         self.evidence = Evidence(self.records)
-        self._step_shares: dict[tuple[int, str], Mapping[str, float] | None] = {}
+        self._samples: dict[tuple[int, str, str], Sample] = {}
 
     @property
     def invented(self) -> tuple[str, ...]:
@@ -89,20 +91,30 @@ class Material:
         return tuple(Family(self.family_label(points), tuple(points)) for _, points in sorted(grouped.items()))
 
     @cached_property
-    def _samples(self) -> Mapping[int, Mapping[tuple[str, str], Sample]]:
-        """Every sample of every point in one pass: asking pandas for each of them takes most of a report's time."""
-        return {
-            id(point): {
-                (str(arm), metric): frame.sample(rows, metric)
-                for arm, rows in point.rows[["arm", "launch_id", *frame.METRICS]].groupby("arm")
-                for metric in frame.METRICS
-            }
-            for point in self.points
-        }
+    def _columns(self) -> Mapping[str, list[Any]]:
+        """The launches as lists: asking pandas for each of thousands of samples takes most of a report's time."""
+        names = ("launch_id", "arm", *frame.METRICS, *frame.CLOCKS, *frame.STEPS)
+        return {name: self.launches[name].tolist() for name in names}
 
-    def sample(self, point: Point, arm: str, metric: str = "decode_tok_s") -> Sample:
+    @cached_property
+    def _positions(self) -> Mapping[int, Mapping[str, list[int]]]:
+        """By point and arm: where its launches stand in `_columns`."""
+        arms = self._columns["arm"]
+        found: dict[int, defaultdict[str, list[int]]] = {}
+        for point in self.points:
+            by_arm = found.setdefault(id(point), defaultdict(list))
+            for position in point.rows.index.tolist():
+                by_arm[arms[position]].append(position)
+        return found
+
+    def sample(self, point: Point, arm: str, column: str = "decode_tok_s") -> Sample:
         """Launch id -> value; empty when the arm was not measured at this point."""
-        return self._samples[id(point)].get((arm, metric), {})
+        key = (id(point), arm, column)
+        if key not in self._samples:
+            launches, values = self._columns["launch_id"], self._columns[column]
+            places = self._positions[id(point)].get(arm, ())
+            self._samples[key] = {launches[i]: values[i] for i in places if not math.isnan(values[i])}
+        return self._samples[key]
 
     @cached_property
     def headline_point(self) -> Point | None:
@@ -152,9 +164,10 @@ class Material:
         return Rung(path_of(arm), self.sample(point, arm), self.step_shares(point, arm))
 
     def step_shares(self, point: Point, arm: str) -> Mapping[str, float] | None:
-        if (id(point), arm) not in self._step_shares:
-            self._step_shares[id(point), arm] = point.step_shares(arm)
-        return self._step_shares[id(point), arm]
+        """Share of decode steps that each kernel served over all launches of the arm; None without counters."""
+        steps = [sum(self.sample(point, arm, column).values()) for column in frame.STEPS]
+        total = sum(steps)
+        return {kernel: n / total for kernel, n in zip(frame.KERNELS, steps, strict=True)} if total > 0 else None
 
     def inactive(self, point: Point, arm: str) -> str | None:
         """One sentence when a path did not really run, else None."""
@@ -189,7 +202,11 @@ class Material:
         return ", ".join([in_flight(points), *extra])
 
     def _values_of(self, name: str) -> set[str]:
-        return {str(point.key[name]) for point in self.points}
+        return self._distinct_keys[name]
+
+    @cached_property
+    def _distinct_keys(self) -> Mapping[str, set[str]]:
+        return {name: {str(point.key[name]) for point in self.points} for name in frame.POINT}
 
     def _differences(self, name: str, value: str) -> list[str]:
         """`model tiny`, or of the settings only those that vary."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import pandas as pd
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from prefixbench.analysis.frame import KERNELS, Point
 from prefixbench.case import ServingCase
@@ -12,11 +11,14 @@ from prefixbench.record import ServingMeasurement
 from prefixbench.report import bars, cells, figures
 from prefixbench.report.material import Material, arm_rank, path_of
 from prefixbench.report.view import Block, Chart, Note, Section
-from prefixbench.report.words import percent
+from prefixbench.report.words import count, percent
 
 _TITLE, _QUESTION = "Which path really ran", "Did the kernels that were asked for serve the steps?"
 _MOST_BARS = 40
 _MOST_REASONS = 40
+_MOST_STRIPS = 16
+_CHOOSING = ("full", "auto")
+_ALONE = 0.995
 
 
 def violations(material: Material) -> tuple[str, ...]:
@@ -86,24 +88,69 @@ def _finding(material: Material, refused: tuple[str, ...]) -> str:
 
 def _over_time(material: Material) -> list[Block]:
     """Shares block by block for the paths that choose: a dispatcher that changes its mind shows here."""
-    rows = material.blocks[material.blocks["path"].isin(["full", "auto"])]
-    shares = [f"share_{kernel}" for kernel in KERNELS]
-    rows = rows.dropna(subset=shares)
-    if rows.empty or rows["position"].nunique() < 2:
-        return []
-    grouped = rows.groupby(["arm", "prefix_tokens", "concurrency", "position"])[shares].mean().reset_index()
-    body = [
-        [
-            cells.path(str(row["arm"])),
-            cells.amount(int(row["prefix_tokens"])),
-            cells.amount(int(row["concurrency"])),
-            cells.amount(int(row["position"])),
-            *(cells.amount(float(row[share]), say=percent) for share in shares),
-        ]
-        for _, row in pd.DataFrame(grouped).iterrows()
+    columns = [f"share_{kernel}" for kernel in KERNELS]
+    counted = material.blocks[material.blocks["path"].isin(_CHOOSING)].dropna(subset=columns)
+    counted = counted.sort_values(["started_at", "position"])
+    by_record: defaultdict[str, list[tuple[str, int, tuple[float, ...]]]] = defaultdict(list)
+    for record_id, launch, position, *shares in zip(
+        *(counted[name].tolist() for name in ("record_id", "launch_id", "position", *columns)), strict=True
+    ):
+        by_record[record_id].append((launch, position, tuple(shares)))
+    strips = [
+        (_bar_label(material, point, arm), arm, strip)
+        for point in material.points
+        for arm in (arm for arm in _CHOOSING if arm in point.arms)
+        if (strip := [block for record_id in point.record_ids(arm) for block in by_record[record_id]])
     ]
-    columns = ("path", "shared prefix", "in flight", "block", *KERNELS)
-    return [cells.table("path-shares-by-block", "The same, block by block", columns, body, folded=True)]
+    if max((len(strip) for *_, strip in strips), default=0) < 2:
+        return []
+    tiles = [
+        _strip_tile(label, number, launch, position, shares)
+        for label, _, strip in strips[-_MOST_STRIPS:]
+        for number, (launch, position, shares) in enumerate(strip, start=1)
+    ]
+    rows = [
+        [
+            cells.path(arm, label),
+            cells.amount(number),
+            cells.text(launch),
+            cells.amount(position),
+            *(cells.amount(share, say=percent) for share in shares),
+        ]
+        for label, arm, strip in strips
+        for number, (launch, position, shares) in enumerate(strip, start=1)
+    ]
+    mixed = sum(bool(tile.text) for tile in tiles)
+    cut = f" The last {_MOST_STRIPS} of {len(strips)}; the table has all." if len(strips) > _MOST_STRIPS else ""
+    chart = Chart(
+        id="path-shares-over-time",
+        title="The kernel that served most steps, block by block",
+        alt=f"Blocks in order of time, coloured by kernel: {mixed} of {count(len(tiles), 'block')} were mixed.",
+        figure=bars.tile_map(
+            tiles, figures.Axis("block, in order of time"), figures.Axis(""), "served most steps", row_height=28
+        ),
+        table=cells.table(
+            "path-shares-over-time-data",
+            "Share of decode steps by kernel, block by block",
+            ("path", "block", "launch", "place in launch", *KERNELS),
+            rows,
+        ),
+        caption=f"A number says how much the leading kernel served where it was not alone.{cut}",
+    )
+    return [chart]
+
+
+def _strip_tile(label: str, number: int, launch: str, position: int, shares: Sequence[float]) -> bars.Tile:
+    leading = max(shares)
+    said = ", ".join(f"{kernel} {percent(share)}" for kernel, share in zip(KERNELS, shares, strict=True) if share)
+    return bars.Tile(
+        x=str(number),
+        y=label,
+        path=KERNELS[shares.index(leading)],
+        text="" if leading > _ALONE else percent(leading, 0),
+        hover=f"launch {launch}, block {position}: {said}",
+        outlined=False,
+    )
 
 
 def _reasons(material: Material) -> list[Block]:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from prefixbench.report.safe_json import clean, dumps, dumps_for_script
-from prefixbench.report.view import Json, Page, Widget
+from prefixbench.report.view import Json, Page
 from prefixbench.report.words import PATH_MEANING
 
 _SCRIPTS = ("base.js", "charts.js", "pool.js", "placement.js", "amdahl.js", "main.js")
@@ -71,10 +71,9 @@ def json(page: Page) -> str:
 
 
 def _payload(page: Page) -> dict[str, object]:
-    widgets = [block for block in page.blocks() if isinstance(block, Widget)]
     return {
         "figures": {chart.id: chart.figure for chart in page.charts()},
-        "widgets": {widget.id: widget.data for widget in widgets},
+        "widgets": {widget.id: widget.data for widget in page.widgets()},
         "downloads": {
             file.name: {"media_type": file.media_type, "gzip_base64": _packed(file.text)} for file in page.downloads
         },

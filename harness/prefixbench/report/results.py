@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Interval
 from prefixbench.report import cells, figures
+from prefixbench.report.clocks import clock_blocks
 from prefixbench.report.material import WITH_PLUGIN, Family, Material, path_of
 from prefixbench.report.view import Block, Cell, Chart, Note, Section, Switch, Table
 from prefixbench.report.words import number, ratio, span
@@ -23,6 +24,7 @@ def results_section(material: Material) -> Section:
         *_switched("throughput", "Requests", [(f.label, _throughput(material, f, i)) for i, f in enumerate(families)]),
         *_switched("speedup", "Requests", [(f.label, _speedups(material, f, i)) for i, f in enumerate(families)]),
         *_switched("tpot", "Requests", [(f.label, _tpot(material, f, i)) for i, f in enumerate(families)]),
+        *clock_blocks(material),
     ]
     return Section("results", _TITLE, _QUESTION, _finding(material), tuple(blocks))
 

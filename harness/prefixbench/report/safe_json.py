@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import cast
+
+from pydantic_core import to_json
 
 from prefixbench.report.view import Json
 
@@ -33,8 +34,7 @@ def clean(value: object) -> Json:
 
 
 def dumps(value: object, *, indent: int | None = None) -> str:
-    separators = (",", ":") if indent is None else None
-    return json.dumps(clean(value), allow_nan=False, ensure_ascii=False, indent=indent, separators=separators)
+    return to_json(clean(value), indent=indent).decode()
 
 
 def dumps_for_script(value: object) -> str:

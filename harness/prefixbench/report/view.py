@@ -56,20 +56,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """Charts of which one is seen at a time, chosen by a labelled radio group.
-
-    Switches of one `group` move together.
-    """
-
-    id: str
-    label: str
-    options: tuple[tuple[str, Chart], ...]
-    group: str = ""
-    kind: Literal["switch"] = "switch"
-
-
-@dataclass(frozen=True)
 class Widget:
     """A picture with behaviour of its own (`name` picks template and script), fed by `data`; never without a table."""
 
@@ -81,6 +67,20 @@ class Widget:
     table: Table
     caption: str = ""
     kind: Literal["widget"] = "widget"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Pictures of which one is seen at a time, chosen by a labelled radio group, or by a list where there are many.
+
+    Switches of one `group` move together.
+    """
+
+    id: str
+    label: str
+    options: tuple[tuple[str, Chart | Widget], ...]
+    group: str = ""
+    kind: Literal["switch"] = "switch"
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,17 @@ Block = Table | Chart | Switch | Widget | Note | Facts | Commands | Method
 
 @dataclass(frozen=True)
 class Section:
-    """`question` is what the reader wonders; `finding` the one-sentence answer from this run's data."""
+    """`question` is what the reader wonders; `finding` the one-sentence answer from this run's data.
+
+    `labels` say what kind of run the numbers come from (CPU, random weights, ...), in words.
+    """
 
     id: str
     title: str
     question: str
     finding: str
     blocks: tuple[Block, ...]
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,17 +185,20 @@ class Page:
         for section in self.sections:
             yield from section.blocks
 
-    def tables(self) -> Iterator[Table]:
+    def pictures(self) -> Iterator[Chart | Widget]:
+        """Charts and widgets in order of appearance, also those that a switch hides at first."""
         for block in self.blocks():
-            if isinstance(block, Table):
-                yield block
-            elif isinstance(block, Widget):
-                yield block.table
-        yield from (chart.table for chart in self.charts())
-
-    def charts(self) -> Iterator[Chart]:
-        for block in self.blocks():
-            if isinstance(block, Chart):
+            if isinstance(block, (Chart, Widget)):
                 yield block
             elif isinstance(block, Switch):
-                yield from (chart for _, chart in block.options)
+                yield from (picture for _, picture in block.options)
+
+    def charts(self) -> Iterator[Chart]:
+        return (picture for picture in self.pictures() if isinstance(picture, Chart))
+
+    def widgets(self) -> Iterator[Widget]:
+        return (picture for picture in self.pictures() if isinstance(picture, Widget))
+
+    def tables(self) -> Iterator[Table]:
+        yield from (block for block in self.blocks() if isinstance(block, Table))
+        yield from (picture.table for picture in self.pictures())

@@ -39,26 +39,34 @@ const show = (target, figure) => {
 
 const draw = (target) => show(target, payload.figures[target.dataset.figure]);
 
+// A picture is set up when it is first seen: a report may hold many more than it shows.
+const wake = (within) => {
+  each(".plot[data-figure]", (target) => { if (target.offsetParent) draw(target); }, within);
+  each("[data-widget]:not([data-awake])", (widget) => {
+    if (!widget.offsetParent) return;
+    widget.dataset.awake = "";
+    SET_UP[widget.dataset.widget](widget);
+  }, within);
+};
+
 const choose = (box, chosen) => {
-  each("fieldset input", (input, index) => { input.checked = index === chosen; }, box);
-  each(":scope > .option", (option, index) => {
-    option.hidden = index !== chosen;
-    if (!option.hidden) each(".plot", draw, option);
-  }, box);
+  each(":scope > .switch input", (input, index) => { input.checked = index === chosen; }, box);
+  each(":scope > .switch select", (select) => { select.selectedIndex = chosen; }, box);
+  each(":scope > .option", (option, index) => { option.hidden = index !== chosen; }, box);
+  wake(box);
 };
 
 const setUpCharts = () => {
-  const visible = () => each(".plot[data-figure]", (target) => { if (target.offsetParent) draw(target); });
-  visible();
-  redraws.push(visible);
+  wake(document);
+  redraws.push(() => wake(document));
   let width = innerWidth; // a phone's address bar changes the height all the time; only the width matters
   addEventListener("resize", () => {
     if (innerWidth === width) return;
     width = innerWidth;
     requestAnimationFrame(redraw);
   });
-  each("[data-switch]", (box) => box.addEventListener("change", (event) => {
-    const chosen = [...box.querySelectorAll("input")].indexOf(event.target);
+  each("[data-switch]", (box) => box.querySelector(":scope > .switch").addEventListener("change", ({ target }) => {
+    const chosen = target.selectedIndex ?? [...box.querySelectorAll(":scope > .switch input")].indexOf(target);
     choose(box, chosen);
     if (box.dataset.group) each(`[data-group="${box.dataset.group}"]`, (other) => choose(other, chosen));
   }));

@@ -29,10 +29,9 @@ const setUpContents = () => {
   each(".section", (section) => seen.observe(section));
 };
 
+const SET_UP = { pool: setUpPool, placement: setUpPlacement, amdahl: setUpAmdahl };
+
 setUpTheme();
 setUpCharts();
-each('[data-widget="pool"]', setUpPool);
-each('[data-widget="placement"]', setUpPlacement);
-each('[data-widget="amdahl"]', setUpAmdahl);
 setUpDownloads();
 setUpContents();

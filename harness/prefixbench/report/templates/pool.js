@@ -55,7 +55,10 @@ const sayRun = (run) => {
 };
 
 const setUpPool = (widget) => {
-  const data = payload.widgets[widget.id];
+  const data = { ...payload.widgets[widget.id] };
+  for (const when of ["before", "after"]) {
+    data[when] = data[when].map(([start, length, kind, node, users]) => ({ start, length, kind: data.kinds[kind], node, users }));
+  }
   const readout = widget.querySelector(".readout");
   const boxes = { before: widget.querySelector('[data-when="before"]'), after: widget.querySelector('[data-when="after"]') };
   const pick = (when, index) => {
