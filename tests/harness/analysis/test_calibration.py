@@ -128,6 +128,9 @@ def test_thresholds_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.high is not None
     assert found.low <= 256 <= found.high <= 512
     assert sharing_thresholds(clear)[512].estimate == 4 * 2**4
+    unclear = dense_threshold([timed(2**i, 512, cascade=10, dense=10 + (-1) ** i) for i in range(1, 9)])
+    assert unclear is not None
+    assert (unclear.low or 0) < (unclear.high or 0)
     never = [timed(2**i, 512, cascade=9, dense=10) for i in range(1, 9)]
     assert (dense_threshold(never) or found).estimate == math.inf
     assert sharing_thresholds(never) == {}
