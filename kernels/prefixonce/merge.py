@@ -1,7 +1,8 @@
 """LSE merge in Triton: fp32 partials and natural-log LSE in, output dtype out (online softmax, Milakov 2018).
 
-A piece whose lse is -inf has weight exactly zero whatever its `out` holds, NaN included; if every piece is empty the
-result is out 0 and lse -inf. Sources are added in a fixed order, so the same partials give the same bits.
+A piece that is handed in with lse -inf has weight exactly zero whatever its `out` holds, NaN included; the passes of a
+step write no such piece. If every piece is empty the result is out 0 and lse -inf. Sources are added in a fixed order,
+so the same partials give the same bits.
 """
 
 # Triton compiles the kernels from their source and types them itself.
