@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixonce.dealing import Geometry as Geometry
-from prefixonce.dealing import IntArray, Load, ceil_div, deal, indptr_of
+from prefixonce.dealing import IntArray, Load, ceil_div, deal
 from prefixonce.errors import LayoutError
 from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup, Segment
 
@@ -221,8 +221,9 @@ def plan_suffix(
     if lengths.min(initial=0) < 0:
         raise LayoutError(f"row {int(lengths.argmin())} is {-int(lengths.min())} tokens shorter than its prefix")
     chunk = split_tokens or _chunk_tokens(lengths, capacity, granularity, likely_tokens)
-    splits = -(-lengths // chunk)
-    row_indptr = indptr_of(splits)
+    splits = (lengths + (chunk - 1)) // chunk
+    row_indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(splits, out=row_indptr[1:])
     total = int(row_indptr[-1])
     if total > capacity:
         raise LayoutError(f"{total} suffix chunks, room for {capacity}; raise max_batch or split_tokens")
@@ -235,12 +236,13 @@ def plan_suffix(
     items[:, 1] = starts[rows] + first
     items[:, 2] = np.minimum(chunk, lengths[rows] - first)
     items[:, 3] = ((splits == 1) & (prefix.row_tile < 0))[rows]
-    busy = np.flatnonzero(lengths)
-    copies = np.empty((len(busy), COPY_WIDTH), np.int32)
-    copies[:, 0] = busy
-    copies[:, 1] = prefix.row_prefix[busy]
-    copies[:, 2] = lengths[busy]
-    copies[:, 3] = starts[busy]
+    copies = np.empty((len(lengths), COPY_WIDTH), np.int32)
+    copies[:, 0] = np.arange(len(lengths))
+    copies[:, 1] = prefix.row_prefix
+    copies[:, 2] = lengths
+    copies[:, 3] = starts
+    if not lengths.all():
+        copies = copies[lengths > 0]
     return SuffixPlan(items, row_indptr, copies, int(ends[-1]) if len(ends) else prefix.packed_tokens, chunk)
 
 
@@ -248,7 +250,8 @@ def _chunk_tokens(lengths: npt.NDArray[np.int64], capacity: int, granularity: in
     """The shortest chunk, in units of `granularity` and at least four of them, whose count fits `capacity`."""
 
     def fits(units: int) -> bool:
-        return int((-(-lengths // (units * granularity))).sum()) <= capacity
+        chunk = units * granularity
+        return int(((lengths + (chunk - 1)) // chunk).sum()) <= capacity
 
     low, high = 4, max(4, ceil_div(int(lengths.max(initial=0)), granularity))
     likely = likely_tokens // granularity

@@ -80,8 +80,8 @@ class RunningRows(Generic[Request]):
         """Forgets who left, reads the chains of who came."""
         came = list(filterfalse(self._chains.__contains__, requests))
         if len(self._chains) + len(came) > len(requests):
-            running = set(requests)
-            self.forget_where(lambda request: request not in running)
+            for request in list(filterfalse(set(requests).__contains__, self._chains)):
+                self.forget(request)
         for request in came:
             chain = self._chains[request] = self._chain_of(request)
             self._count(chain, 1)
