@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -33,6 +34,7 @@ STOCK_ARGS = {
     "max_running_requests": 64,
 }
 PLUGIN_ARGS = {"decode_attention_backend": "prefixonce", "radix_cache_backend": "prefixonce"}
+_PR_SET_PDEATHSIG = 1
 _START_TIMEOUT_S = 300
 _CALL_TIMEOUT_S = 300
 
@@ -182,8 +184,8 @@ def _zygote_main(address: str) -> None:
         try:
             order = connection.recv()
         except EOFError:
-            # Engines that are still there are killed with the process group; do not wait for them.
-            os._exit(0)
+            # The test process has ended, maybe killed: no engine may go on without it, a scheduler would spin for ever.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         context.Process(target=_begin, args=order).start()
 
 
@@ -207,6 +209,7 @@ def _begin(kind: str, address: str, log: str, env: dict, patches: dict, argument
 
 def _serve_http(connection, command_line: list[str]) -> None:
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a group of its own, which the zygote does not kill
     connection.send(os.getpid())
     sys.argv = ["sglang.launch_server", *command_line]
     try:
