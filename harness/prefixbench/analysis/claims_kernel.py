@@ -1,4 +1,4 @@
-"""Judges of the claims about kernels and the dispatcher: K1 to K4, D1, D2."""
+"""Judges of the claims about kernels and the dispatcher's threshold: K1 to K4, D1."""
 
 from __future__ import annotations
 
@@ -157,26 +157,6 @@ def _sharing(cells: Sequence[TimedCell]) -> str:
     return f"sharing pays against stock from M_eff {said}"
 
 
-def judge_decision(claim: Claim, evidence: Evidence) -> Finding:
-    """D2: kernel records called `dispatch` time the decision alone; it runs on the host, so any machine counts."""
-    rows = evidence.kernels
-    chosen = rows if rows.empty else rows[rows["implementation"] == "dispatch"]
-    if chosen.empty:
-        return not_run("the decision alone was not timed (benchmark `dispatch`)", _planning(evidence))
-    slowest = chosen[chosen["kernel_us"] == chosen["kernel_us"].max()].iloc[0]
-    same = chosen[chosen["case_hash"] == slowest["case_hash"]]
-    cost = mean_interval(list(same["kernel_us"]))
-    holds = (cost.high if cost.high is not None else cost.estimate or 0) < claim.number("limit_us")
-    return Finding(
-        "reproduced" if holds else "differs",
-        f"the slowest case timed: {slowest['batch']} requests",
-        figure(cost, "{:.2f} us"),
-        cost,
-        str(slowest["device"]),
-        tuple(same["record_id"]),
-    )
-
-
 def _cells(rows: pd.DataFrame, unique: tuple[str, ...], shared: tuple[str, ...]) -> list[Cell]:
     """Shapes at which one of `unique` ran on unique data and one of `shared` on shared data."""
     if rows.empty:
@@ -249,23 +229,10 @@ def _counted_reads(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _planning(evidence: Evidence) -> Finding | None:
-    for point in evidence.points:
-        for arm in ("auto", "full", "cascade"):
-            rows = point.rows[(point.rows["arm"] == arm) & (point.rows["plan_s"] > 0)]
-            steps = rows[[c for c in rows.columns if c.startswith("steps_")]].to_numpy().sum()
-            if len(rows) and steps > 0:
-                per_step = 1e6 * float(rows["plan_s"].sum()) / float(steps)
-                text = f"{per_step:.0f} us of planning per step, of which the decision is a part"
-                return Finding("not run here", "", text, None, str(point.key["device"]), tuple(rows["record_id"]))
-    return None
-
-
 JUDGES: dict[str, Judge] = {
     "K1": judge_reads,
     "K2": judge_traffic,
     "K3": judge_latency,
     "K4": judge_headroom,
     "D1": judge_threshold,
-    "D2": judge_decision,
 }

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefixbench.analysis import claims_kernel, claims_serving
+from prefixbench.analysis import claims_dispatch, claims_kernel, claims_serving
 from prefixbench.analysis.claims import Claim, load_claims
 from prefixbench.analysis.evidence import Evidence, Finding, Judge, Verdict
 from prefixbench.record import Record
 
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "differs", "not run here")
-JUDGES: dict[str, Judge] = {**claims_kernel.JUDGES, **claims_serving.JUDGES}
+JUDGES: dict[str, Judge] = {**claims_kernel.JUDGES, **claims_dispatch.JUDGES, **claims_serving.JUDGES}
 
 
 @dataclass(frozen=True)
