@@ -9,11 +9,13 @@ Names that start with a dot are never records.
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
 import shutil
 import socket
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ RECORD_FILE = "record.json"
 REFERENCE = "reference"
 SWEEPS = ".sweeps"
 PLAN_FILE = "plan.json"
+_RECORD_FILES = (RECORD_FILE, f"{RECORD_FILE}.gz")  # a record that is kept in a repository may be gzipped
 _WRITING = ".writing-"
 
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
@@ -124,9 +127,10 @@ class InvalidRecordError(StoreError):
 def read_record(path: Path) -> Record:
     """One record of any schema version up to this one. InvalidRecordError if torn, StoreError if newer."""
     try:
-        data = _parse(path.read_bytes())
+        content = path.read_bytes()
+        data = _parse(gzip.decompress(content) if path.suffix == ".gz" else content)
         version = data["schema_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InvalidRecordError(f"{path} is torn or not a record ({_first_line(error)}); it is left out") from None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise StoreError(
@@ -144,7 +148,7 @@ def to_json(record: Record) -> str:
     """Canonical JSON; NaN and infinity are a StoreError, a lone surrogate is escaped."""
     try:
         data: Any = _ADAPTER.dump_python(record, mode="json")
-        return json.dumps(data, allow_nan=False, indent=1) + "\n"
+        return json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
     except ValueError as error:
         raise StoreError(f"record {record.record_id} cannot be written: {_first_line(error)}") from None
 
@@ -184,15 +188,14 @@ def _from_glob(pattern: str, root: Path) -> list[Record]:
     matches = sorted(base.glob(relative)) or sorted(root.glob(pattern))
     found: list[Record] = []
     for path in matches:
-        found += [read_record(path)] if path.name == RECORD_FILE else read_tree(path).records if path.is_dir() else []
+        found += [read_record(path)] if path.name in _RECORD_FILES else read_tree(path).records if path.is_dir() else []
     return found
 
 
 def _record_files(folder: Path) -> Iterator[Path]:
     for current, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f != REFERENCE)
-        if RECORD_FILE in files:
-            yield Path(current, RECORD_FILE)
+        yield from (Path(current, name) for name in _RECORD_FILES if name in files)
 
 
 def _ordered(records: Iterator[Record]) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -27,6 +28,20 @@ def test_round_trip_keeps_every_field(tmp_path: Path) -> None:
     assert folder == tmp_path / record.record_id
     assert (folder / "config.yaml").read_text() == "model: tiny\n"
     assert store.load((), tmp_path) == [record]
+
+
+def test_a_gzipped_record_is_the_same_record_and_a_torn_one_is_reported(tmp_path: Path) -> None:
+    record = make_record()
+    path = store.save(record, tmp_path, {}) / "record.json"
+    packed = path.with_name("record.json.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert store.load((), tmp_path) == store.load(str(packed)) == store.load(f"{tmp_path}/*/*/*.gz") == [record]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    reading = store.read_tree(tmp_path)
+    assert reading.records == ()
+    assert len(reading.problems) == 1
+    assert f"{packed} is torn or not a record" in reading.problems[0]
 
 
 def test_records_are_never_replaced(tmp_path: Path) -> None:
@@ -74,7 +89,7 @@ def test_record_torn_after_every_byte_is_reported_and_the_others_read(
 
 def test_bare_nan_in_a_file_is_invalid(tmp_path: Path) -> None:
     path = store.save(make_record(), tmp_path, {}) / "record.json"
-    path.write_text(path.read_text().replace('"wall_s": 0.3', '"wall_s": NaN'))
+    path.write_text(path.read_text().replace('"wall_s":0.3', '"wall_s":NaN'))
     assert store.read_tree(tmp_path).problems == (f"{path} is torn or not a record (NaN is not JSON); it is left out",)
 
 

@@ -16,6 +16,10 @@ Array = npt.NDArray[np.float64]
 # A batch size that produced less of the decode tokens than this does not speak for the block.
 MIN_STEADY_SHARE = 0.25
 
+# Tokens that arrive this much faster than in half of the steady time, at its very beginning, are a backlog.
+BACKLOG_RATE = 1.25
+_GRID = 101
+
 
 @dataclass(frozen=True)
 class BlockMetrics:
@@ -72,16 +76,16 @@ def block_metrics(block: Block) -> BlockMetrics:
     measured = measured_requests(block)
     streams = _streams(measured)
     latencies = _latencies(streams)
-    levels = _tokens_by_level(streams)
-    steady_batch = max(levels, key=lambda batch: (levels[batch][0], batch)) if levels else None
+    pieces = _pieces(streams)
+    steady_batch = pieces.steady_batch()
     histogram = block.counters.batch_histogram if block.counters else {}
     realized = realized_batch(histogram) if histogram else steady_batch
     warmup = [r for r in block.requests if r.error is None and r.sent_s < 0]
     cached = [r.cached_tokens for r in measured]
     return BlockMetrics(
-        decode_tok_s=_steady_rate(levels, steady_batch),
+        decode_tok_s=_steady_rate(pieces, steady_batch),
         steady_batch=steady_batch,
-        steady_s=levels[steady_batch][1] if steady_batch is not None else None,
+        steady_s=None if steady_batch is None else float(pieces.at(steady_batch).seconds.sum()),
         decode_tok_s_whole=_whole_rate(streams),
         end_to_end_tok_s=_end_to_end(streams),
         tpot_ms=_mean(latencies.tpot_ms, "no decode step"),
@@ -139,36 +143,57 @@ def _streams(requests: Sequence[RequestSample]) -> list[_Stream]:
     return streams
 
 
-def _tokens_by_level(streams: Sequence[_Stream]) -> dict[int, tuple[float, float]]:
-    """Requests decoding at once -> (tokens produced, seconds) while it was exactly that many.
+@dataclass(frozen=True)
+class _Pieces:
+    """A block cut into pieces of time in which the same number of requests decode; arrays in order of time."""
 
-    Tokens between two arrivals are spread evenly, so that a few milliseconds of jitter at either end cost nothing.
-    """
+    level: npt.NDArray[np.int64]
+    tokens: Array
+    seconds: Array
+
+    def steady_batch(self) -> int | None:
+        """The batch size that produced most tokens, the larger one of equals."""
+        tokens = np.bincount(self.level, self.tokens) if len(self.level) else np.zeros(1)
+        return int(len(tokens) - 1 - np.argmax(tokens[::-1])) if tokens.any() else None
+
+    def at(self, batch: int) -> _Pieces:
+        chosen = self.level == batch
+        return _Pieces(self.level[chosen], self.tokens[chosen], self.seconds[chosen])
+
+    def without_backlog(self) -> _Pieces:
+        """Leaves out what a client that had stopped reading gets at once when it goes on: made before, not now."""
+        rate = self.tokens / self.seconds
+        order = np.argsort(rate)
+        middle = rate[order[np.searchsorted(np.cumsum(self.seconds[order]), self.seconds.sum() / 2)]]
+        begin = int(np.argmax(rate <= BACKLOG_RATE * middle))
+        return _Pieces(self.level[begin:], self.tokens[begin:], self.seconds[begin:])
+
+
+def _pieces(streams: Sequence[_Stream]) -> _Pieces:
+    """Tokens between two arrivals are spread evenly: a few milliseconds of jitter at either end cost nothing."""
     decoding = [s for s in streams if s.last_s > s.first_s]
     if not decoding:
-        return {}
+        return _Pieces(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     first = np.array([s.first_s for s in decoding])
     last = np.array([s.last_s for s in decoding])
-    edges = np.unique(np.concatenate([first, last]))
+    edges = np.unique(np.concatenate([first, last, np.linspace(first.min(), last.max(), _GRID)]))
     produced = np.diff(np.sum([np.interp(edges, s.at_s, s.tokens) for s in decoding], axis=0))
     started = np.searchsorted(np.sort(first), edges[:-1], side="right")
     ended = np.searchsorted(np.sort(last), edges[:-1], side="right")
-    levels: dict[int, tuple[float, float]] = {}
-    for level, tokens, seconds in zip(started - ended, produced, np.diff(edges), strict=True):
-        before = levels.get(int(level), (0.0, 0.0))
-        levels[int(level)] = (before[0] + float(tokens), before[1] + float(seconds))
-    levels.pop(0, None)
-    return levels
+    level = (started - ended).astype(np.int64)
+    running = level > 0
+    return _Pieces(level[running], produced[running], np.diff(edges)[running])
 
 
-def _steady_rate(levels: Mapping[int, tuple[float, float]], batch: int | None) -> Quantity:
+def _steady_rate(pieces: _Pieces, batch: int | None) -> Quantity:
     if batch is None:
         return Quantity(None, "no decode step")
-    tokens, seconds = levels[batch]
-    share = tokens / sum(t for t, _ in levels.values())
+    steady = pieces.at(batch)
+    share = float(steady.tokens.sum() / pieces.tokens.sum())
     if share < MIN_STEADY_SHARE:
         return Quantity(None, f"the batch never settled: the commonest size, {batch}, made {share:.0%} of the tokens")
-    return Quantity(tokens / seconds)
+    steady = steady.without_backlog()
+    return Quantity(float(steady.tokens.sum() / steady.seconds.sum()))
 
 
 def _whole_rate(streams: Sequence[_Stream]) -> Quantity:

@@ -76,6 +76,16 @@ def test_second_wave_prefill_is_outside_the_steady_rate() -> None:
     assert metrics.decode_tok_s_whole.value == pytest.approx(6400 / 3)
 
 
+def test_what_a_stalled_client_gets_at_once_was_not_made_at_once() -> None:
+    """32 requests, 100 tokens/s each; the client reads nothing from 0.1 s to 1 s, then all that has piled up."""
+    chunks = tuple((1 + k, 0.01 * k if k < 10 or k >= 100 else 1.0) for k in range(0, 200, 8))
+    sample = RequestSample(0.0, ((1, 0.995), *(c for c in chunks if c[1] >= 1.0)), 10, 0, 193, "usage", "length")
+    requests = [sample] * 32
+    metrics = block_metrics(block(requests))
+    assert metrics.steady_batch == 32
+    assert metrics.decode_tok_s.value == pytest.approx(3200, rel=0.02)
+
+
 def test_a_batch_that_never_settles_has_no_steady_rate() -> None:
     metrics = block_metrics(block([request(0.01, 0.01, 51 + 50 * i) for i in range(12)]))
     assert metrics.decode_tok_s.value is None
