@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Request
 from playwright.sync_api import Page as Tab
 
-from harness.builders import serving_record
+from harness.builders import kernel_record, serving_record
 from prefixbench.report.build import Selected, build, write
 from prefixbench.report.view import Page
 from report.synthetic import kernels, sweep
@@ -25,6 +26,7 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1">{{7*7}}<b>&amp;\u2028'
 @pytest.fixture(scope="module")
 def page() -> Page:
     records = sweep(prefixes=(128, 8192), concurrencies=(8, 32), launches=2) + kernels(batches=(16, 256), groups=(1, 4))
+    records += [kernel_record("flashinfer-decode", launch, l2="cold", layout="shared-slots") for launch in range(2)]
     return build("browser", Selected("latest", tuple(records)))
 
 
@@ -95,6 +97,21 @@ def test_it_opens_offline_and_every_visible_chart_is_drawn(tab: Tab, file: Path)
     assert all(layers > 0 and width > 200 for _, layers, width in drawn)
 
 
+def test_every_name_in_the_page_is_used_once(tab: Tab) -> None:
+    names = tab.evaluate("[...document.querySelectorAll('[id]')].filter(e => !e.closest('svg')).map(e => e.id)")
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_colour_of_a_figure_has_a_role_in_both_themes(tab: Tab, page: Page) -> None:
+    figures = json.dumps([chart.figure for chart in page.charts()])
+    roles = sorted(set(re.findall(r'"\$([a-z-]+)"', figures)))
+    assert "peer" in roles
+    known = tab.evaluate(
+        "roles => roles.filter(r => getComputedStyle(document.documentElement).getPropertyValue('--' + r))", roles
+    )
+    assert known == roles
+
+
 def test_the_headline_and_tables_say_what_the_page_says(tab: Tab, page: Page) -> None:
     assert tab.inner_text("#headline-figure") == page.headline.figure
     assert tab.inner_text(".headline .sentence") == page.headline.sentence
@@ -122,18 +139,18 @@ def test_the_sliders_predict_by_amdahl(tab: Tab, page: Page) -> None:
     speedup = tab.locator("#amdahl [data-out=speedup]")
     f, s = widget.data["f"], widget.data["s"]
     assert float(speedup.inner_text().rstrip("×")) == pytest.approx(1 / (1 - f + f / s), rel=0.02)
-    tab.fill("#amdahl-f", "0.6")
-    tab.fill("#amdahl-s", "15.6")
+    tab.fill("#amdahl-curve-f", "0.6")
+    tab.fill("#amdahl-curve-s", "15.6")
     assert speedup.inner_text() == "2.28×"
     assert "at most 2.50×" in tab.inner_text("#amdahl [data-out=limit]")
     assert tab.evaluate("document.querySelector('#amdahl .plot').data[0].name") == "predicted at f = 60.0%"
     tab.click("#amdahl [data-go=reset]")
-    assert float(tab.input_value("#amdahl-f")) == pytest.approx(f, abs=0.005)
+    assert float(tab.input_value("#amdahl-curve-f")) == pytest.approx(f, abs=0.005)
 
 
 def test_the_slider_moves_by_keyboard(tab: Tab) -> None:
     before = tab.inner_text("#amdahl [data-out=f]")
-    tab.focus("#amdahl-f")
+    tab.focus("#amdahl-curve-f")
     tab.keyboard.press("ArrowLeft")
     assert tab.inner_text("#amdahl [data-out=f]") != before
 

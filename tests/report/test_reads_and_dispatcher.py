@@ -58,12 +58,12 @@ def test_without_counters_modelled_bytes_are_never_called_measured() -> None:
     assert {c.missing for c in column(table(section, "launches"), "DRAM read")} == {
         "no hardware counters were read for it"
     }
-    assert all(chart.id != "reads" for chart in blocks(section, Chart))
+    assert all(chart.id != "reads-measured" for chart in blocks(section, Chart))
 
 
 def test_an_unknown_dtype_has_no_ratio_instead_of_a_wrong_one() -> None:
     records = [kernel_record("paged", dtype="int3", traffic=(Traffic("ncu", 100, 0, 100),))]
-    assert all(chart.id != "reads" for chart in blocks(reads_of(records), Chart))
+    assert all(chart.id != "reads-measured" for chart in blocks(reads_of(records), Chart))
 
 
 def test_bandwidth_above_the_copy_bandwidth_is_flagged() -> None:

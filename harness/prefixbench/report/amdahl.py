@@ -48,7 +48,7 @@ def amdahl_section(material: Material) -> Section:
         blocks.append(Note("warning", f"{text}; the table below says where and how."))
     blocks.append(
         Widget(
-            id="amdahl",
+            id="amdahl-curve",
             name="amdahl",
             title="Move the two numbers",
             alt="Speed-up of the whole step against the speed-up of its prefix share, with the measured points.",

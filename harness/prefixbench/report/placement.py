@@ -11,7 +11,7 @@ from prefixbench.report.view import Block, Json, Note, Section, Table, Widget
 from prefixbench.report.words import count, path_rank
 
 _TITLE, _QUESTION = "Placement", "What happens when a prompt enters the cache?"
-_LONGEST_TABLE = 200
+_LONGEST_TABLE = 100
 _TITLES = {
     "create": "Node {node} created",
     "split": "Node {node} split",

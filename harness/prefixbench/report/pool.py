@@ -15,7 +15,7 @@ _TITLE, _QUESTION = "Memory layout", "Where in the pool do the shared prompts li
 _MOST_RUNS = 3000
 _MOST_ROWS = 18
 _CELLS_PER_ROW = 64
-_LONGEST_TABLE = 200
+_LONGEST_TABLE = 100
 KINDS = ("free", "prefix-run", "pages")
 
 

@@ -11,7 +11,7 @@ from prefixbench.report.figures import Axis, Point, Series
 from prefixbench.report.kernels import Launches
 from prefixbench.report.material import Material
 from prefixbench.report.view import Block, Cell, Chart, Figure, Note, Section
-from prefixbench.report.words import bytes_si, number, path_rank, ratio
+from prefixbench.report.words import bytes_si, number, path_rank, ratio, role
 
 _TITLE, _QUESTION = "Reads", "How often does one step read the shared prompt?"
 _OURS = ("paged", "cascade", "dense")
@@ -129,8 +129,8 @@ def _measured_chart(measured: list[Launches]) -> Chart:
         own = [one for one in measured if (one.implementation, one.layout) == (name, layout)]
         label = f"{name}, own copies" if layout == "unique" else name
         series += [
-            Series(f"{label}, DRAM", name, tuple(Point(o.batch, _reads(o, o.dram_read_bytes)) for o in own)),
-            Series(f"{label}, L2", name, tuple(Point(o.batch, _reads(o, o.l2_read_bytes)) for o in own), "dash"),
+            Series(f"{label}, DRAM", role(name), tuple(Point(o.batch, _reads(o, o.dram_read_bytes)) for o in own)),
+            Series(f"{label}, L2", role(name), tuple(Point(o.batch, _reads(o, o.l2_read_bytes)) for o in own), "dash"),
         ]
     rows: list[list[Cell]] = [
         [
@@ -147,7 +147,7 @@ def _measured_chart(measured: list[Launches]) -> Chart:
     ]
     columns = ("requests", "kernel", "layout", "DRAM", "DRAM / prefix", "L2", "L2 / prefix")
     return Chart(
-        id="reads",
+        id="reads-measured",
         title="Measured traffic of one launch, in reads of the prefix",
         alt=f"Traffic over the size of the prefix against requests, logarithmic. {_finding(measured, [])}",
         figure=_reads_figure(series, sorted({one.batch for one in measured})),
@@ -235,7 +235,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         id="launch-us",
         title="One launch: microseconds",
         alt=f"Microseconds of one launch: {times}.",
-        figure=bars.bars(labels, paths, [one.us for one in same], Axis("µs per launch")),
+        figure=bars.bars(labels, [role(path) for path in paths], [one.us for one in same], Axis("µs per launch")),
         table=cells.table(
             "launch-us-data",
             "Microseconds of one launch",

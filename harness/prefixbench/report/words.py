@@ -47,6 +47,11 @@ def path_rank(path: str) -> int:
     return PATH_ORDER.index(path) if path in PATH_ORDER else len(PATH_ORDER)
 
 
+def role(implementation: str) -> str:
+    """The colour of a kernel: that of its path, one for all peers that are not ours."""
+    return implementation if implementation in PATH_ORDER else "peer"
+
+
 def number(value: float | int | None, digits: int = 3) -> str:
     """Significant digits with thousands separators; an integer stays whole."""
     if value is None or not math.isfinite(value):
