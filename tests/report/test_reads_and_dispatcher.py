@@ -46,8 +46,8 @@ def test_traffic_is_divided_by_one_prefix_and_levels_stay_apart() -> None:
     assert [c.value for c in column(measured, "DRAM / prefix")] == [16, 64]
     assert [c.value for c in column(measured, "L2 / prefix")] == [48, 192]
     traces = {t["name"]: t["y"] for t in blocks(section, Chart)[0].figure["data"] if t["mode"] != "markers"}
-    assert traces["paged, DRAM"] == [16, 64]
-    assert traces["paged, L2"] == [48, 192]
+    assert traces["paged, contiguous, DRAM"] == [16, 64]
+    assert traces["paged, contiguous, L2"] == [48, 192]
     assert traces["N, once each"] == [16, 64]
     assert traces["1, once for all"] == [1, 1]
 

@@ -9,7 +9,12 @@ from prefixbench.analysis.stats import Interval
 from prefixbench.report.figures import Axis, axis, error_bar, plain
 from prefixbench.report.view import Figure, Json
 
-_NAMES: Json = {"type": "category", "tickangle": 0}
+_MOST_UPRIGHT = 6
+
+
+def _names(labels: Sequence[str]) -> Json:
+    """An axis of names: level while they have room, aslant where there are many."""
+    return {"type": "category", "tickangle": 0 if len(labels) <= _MOST_UPRIGHT else -40}
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def waterfall(steps: Sequence[Step], y: Axis) -> Figure:
         for step in steps
         if step.low is not None and step.high is not None
     ]
-    return {"data": data, "layout": {"xaxis": _NAMES, "yaxis": axis(y), "bargap": 0.4}}
+    return {"data": data, "layout": {"xaxis": _names([step.tick for step in steps]), "yaxis": axis(y), "bargap": 0.4}}
 
 
 def shares(labels: Sequence[str], paths: Sequence[str], values: Sequence[Sequence[float | None]], x: Axis) -> Figure:
@@ -102,7 +107,7 @@ def bars(labels: Sequence[str], paths: Sequence[str], values: Sequence[Interval]
         "hovertemplate": "%{x}: %{y:,.4~g}<extra></extra>",
     }
     layout: Json = {
-        "xaxis": _NAMES,
+        "xaxis": _names(labels),
         "yaxis": axis(y),
         "bargap": 0.45,
         "showlegend": False,
@@ -124,7 +129,7 @@ def grouped_bars(labels: Sequence[str], groups: Sequence[tuple[str, Sequence[flo
         }
         for i, (name, values) in enumerate(groups)
     ]
-    layout: Json = {"xaxis": _NAMES, "yaxis": axis(y), "barmode": "group", "bargap": 0.35}
+    layout: Json = {"xaxis": _names(labels), "yaxis": axis(y), "barmode": "group", "bargap": 0.35}
     return {"data": data, "layout": layout}
 
 

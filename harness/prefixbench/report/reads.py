@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from prefixbench.analysis.timed_cells import STOCK_PEERS
 from prefixbench.case import ServingCase
 from prefixbench.record import ServingMeasurement
 from prefixbench.report import bars, cells, figures, kernels
@@ -15,6 +16,7 @@ from prefixbench.report.words import bytes_si, number, path_rank, ratio, role
 
 _TITLE, _QUESTION = "Reads", "How often does one step read the shared prompt?"
 _OURS = ("paged", "cascade", "dense")
+_DRAWN = {*_OURS, *STOCK_PEERS}
 _DECADES = tuple(10.0**power for power in range(2, 15))
 _BYTES = Axis("bytes read", log=True, ticks=_DECADES, tick_texts=tuple(bytes_si(value, 1) for value in _DECADES))
 _LAYOUTS = {"shared-slots": "slots", "shared-contiguous": "contiguous", "unique": "own copies"}
@@ -91,10 +93,10 @@ def _finding(measured: list[Launches], counted: list[Counted]) -> str:
     if measured:
         most = max(one.batch for one in measured)
         said = [
-            f"{one.implementation} {ratio(_reads(one, one.dram_read_bytes), 1)} from DRAM and "
+            f"{one.implementation} ({_layout(one.layout)}) {ratio(_reads(one, one.dram_read_bytes), 1)} from DRAM and "
             f"{ratio(_reads(one, one.l2_read_bytes), 1)} from L2"
             for one in measured
-            if one.batch == most and one.implementation in _OURS
+            if one.batch == most and one.implementation in _OURS and one.layout != "unique"
         ]
         return f"With {most} requests, one launch reads the prefix this often, by hardware counters: {'; '.join(said)}."
     if counted:
@@ -104,6 +106,10 @@ def _finding(measured: list[Launches], counted: list[Counted]) -> str:
             f"with {best.case.concurrency} requests in flight. That is counting, not a hardware measurement."
         )
     return "Nothing of this selection says how often the prefix was read."
+
+
+def _layout(name: str) -> str:
+    return _LAYOUTS.get(name, name)
 
 
 def _reads(one: Launches, amount: float | None) -> float | None:
@@ -125,9 +131,10 @@ def _reads_figure(series: list[Series], batches: list[int]) -> Figure:
 
 def _measured_chart(measured: list[Launches]) -> Chart:
     series = []
-    for name, layout in dict.fromkeys((one.implementation, one.layout) for one in measured):
-        own = [one for one in measured if (one.implementation, one.layout) == (name, layout)]
-        label = f"{name}, own copies" if layout == "unique" else name
+    drawn = [one for one in measured if one.implementation in _DRAWN] or measured
+    for name, layout in dict.fromkeys((one.implementation, one.layout) for one in drawn):
+        own = [one for one in drawn if (one.implementation, one.layout) == (name, layout)]
+        label = f"{name}, {_layout(layout)}"
         series += [
             Series(f"{label}, DRAM", role(name), tuple(Point(o.batch, _reads(o, o.dram_read_bytes)) for o in own)),
             Series(f"{label}, L2", role(name), tuple(Point(o.batch, _reads(o, o.l2_read_bytes)) for o in own), "dash"),
@@ -153,7 +160,8 @@ def _measured_chart(measured: list[Launches]) -> Chart:
         figure=_reads_figure(series, sorted({one.batch for one in measured})),
         table=cells.table("reads-data", "Hardware counters, and divided by one prefix", columns, rows),
         caption=f"{measured[0].prefix_tokens:,}-token prefix, {measured[0].q_heads}/{measured[0].kv_heads} heads, "
-        f"{measured[0].device}. Dotted: theory. Queries, outputs and suffixes are in the traffic.",
+        f"{measured[0].device}. Dotted: theory. Queries, outputs and suffixes are in the traffic. "
+        "Drawn: ours and the decode kernel that stands for stock; the table has every peer.",
     )
 
 
@@ -204,7 +212,7 @@ def _one_launch(found: list[Launches]) -> list[Block]:
         return [Note("missing", "Bytes and microseconds of one launch: this selection has no kernel record.")]
     widest = max(found, key=lambda one: (one.batch, one.prefix_tokens, one.group, one.l2 == "cold"))
     same = [one for one in found if one.shape == widest.shape and one.l2 == widest.l2]
-    labels = [f"{one.implementation}, {_LAYOUTS.get(one.layout, one.layout)}" for one in same]
+    labels = [f"{one.implementation}, {_layout(one.layout)}" for one in same]
     paths = [one.implementation for one in same]
     caption = f"Shape: {widest.shape}; {widest.device}; {widest.l2} L2."
     measured: list[tuple[str, list[float | None]]] = [
