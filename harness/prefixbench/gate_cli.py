@@ -99,7 +99,17 @@ def _write(file: Path | None, text: Callable[[], str]) -> None:
         raise StoreError(f"{file} could not be written: {error.strerror}") from None
 
 
-_OVERRIDES = ("alpha", "min_magnitude", "margin", "min_launches", "primary", "metrics", "under_test", "allow")
+_OVERRIDES = (
+    "alpha",
+    "min_magnitude",
+    "margin",
+    "min_launches",
+    "primary",
+    "metrics",
+    "exclude",
+    "under_test",
+    "allow",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     rule.add_argument("--min-launches", type=int, help="fewer launches on a side are undecided")
     rule.add_argument("--primary", metavar="METRIC", help="the metric that holds most of alpha; none: all are equal")
     rule.add_argument("--metrics", nargs="+", metavar="METRIC", help="what to compare")
+    rule.add_argument("--exclude", nargs="+", metavar="FLAG", help="leave out blocks with a flag that begins like this")
     rule.add_argument("--under-test", nargs="+", metavar="PACKAGE", help="packages that may differ")
     rule.add_argument("--allow", nargs="+", metavar="KEY", help="other keys that may differ, such as 'cache state'")
     outputs = parser.add_argument_group("outputs beside the terminal")

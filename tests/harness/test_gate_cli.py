@@ -86,6 +86,14 @@ def test_bad_options_are_one_line_and_not_undecided(
     assert error.count("\n") == 1
 
 
+def test_blocks_are_left_out_by_the_flags_that_are_named(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gate.json"
+    gate(runs, "same", "--exclude", "other-load", "cold-cache", "--json", str(file))
+    assert json.loads(file.read_text())["config"]["exclude"] == ["other-load", "cold-cache"]
+
+
 def test_the_same_records_on_both_sides_are_refused(runs: Path) -> None:
     with pytest.raises(gate_cli.GateUsageError, match="5 records are in both"):
         gate(runs, "base")
