@@ -38,7 +38,7 @@ def main(folder: Path | None) -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         result = {
             "records": len(records),
-            "record_bytes": sum(path.stat().st_size for path in root.rglob("record.json")),
+            "record_bytes": sum(path.stat().st_size for path in root.rglob("record.json*")),
             "command_s": round(time.perf_counter() - started, 1),
             "command_cpu_s": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 1),
             "html_bytes": (report / "index.html").stat().st_size,
