@@ -179,13 +179,16 @@ def test_contradictions_are_refused():
     suffixes=st.lists(st.integers(0, 5000), min_size=1, max_size=40),
     room=st.integers(0, 60),
     split=st.sampled_from([0, 256]),
+    likely=st.integers(0, 6000),
 )
-def test_suffix_chunks_cover_each_row(suffixes, room, split):
+def test_suffix_chunks_cover_each_row(suffixes, room, split, likely):
     step = DecodeStep(tuple(suffixes), 8, 2, 64)
     empty = plan(step, Mode.CASCADE, geometry_of(step))
     capacity = len(suffixes) + room + (sum(suffixes) // split if split else 0)
     suffix = plan_suffix(step.seq_lens, empty, capacity, split_tokens=split)
     assert len(suffix.items) <= capacity
+    hinted = plan_suffix(step.seq_lens, empty, capacity, split_tokens=split, likely_tokens=likely)
+    assert hinted.chunk_tokens == suffix.chunk_tokens, "a hint saves a search and changes nothing"
     expected = 0
     for row, length in enumerate(suffixes):
         chunks = suffix.items[suffix.row_indptr[row] : suffix.row_indptr[row + 1]]
