@@ -22,7 +22,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's event loop must not outlive it: tests after it run loops of their own
 def chromium() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         advice = f"no {CHROMIUM}: install Debian's package chromium"
