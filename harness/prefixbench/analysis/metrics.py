@@ -18,7 +18,7 @@ MIN_STEADY_SHARE = 0.25
 
 # Tokens that arrive this much faster than in half of the steady time, at its very beginning, are a backlog.
 BACKLOG_RATE = 1.25
-_GRID = 101
+_GRID = 41
 
 
 @dataclass(frozen=True)
