@@ -16,9 +16,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from container.cpu_steps import stage
-from prefixbench import calibrate_cli, cli, config_checks, kernels_config, store, sweep
-from prefixbench.config import config_dir, register_schema
-from prefixbench.overrides import prepare
+from prefixbench import cli, store
+from prefixbench.config import checks as config_checks
+from prefixbench.config import config_dir
+from prefixbench.config import kernels as kernels_config
+from prefixbench.config.cases import sweep_cases
+from prefixbench.config.overrides import prepare
+from prefixbench.config.run import register_schema
+from prefixbench.verbs import calibrate as calibrate_cli
 from prefixonce.plugin.settings import _READERS as VARIABLES
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +91,7 @@ def hydra(name: str, load: Callable[[object], object]) -> Callable[[list[str]], 
 
 def run_of(words: list[str]) -> None:
     register_schema()
-    hydra("config", lambda composed: sweep.cases(config_checks.load(composed)))(words)  # type: ignore[arg-type]
+    hydra("config", lambda composed: sweep_cases(config_checks.load(composed)))(words)  # type: ignore[arg-type]
     if any(word == "engine=fake" for word in words):
         assert cli.main(["run", *words]) == 0
 
@@ -105,7 +110,7 @@ def executed(verb: str, *more: str, codes: tuple[int, ...] = (0,)) -> Callable[[
 
 def gate_of(words: list[str]) -> None:
     """Its options; the records that the page made beforehand are not here."""
-    from prefixbench.gate_cli import _parser
+    from prefixbench.verbs.gate import _parser
 
     _parser().parse_args(words)
 
@@ -115,7 +120,7 @@ def calibrate_of(words: list[str]) -> None:
 
 
 def numerics_of(words: list[str]) -> None:
-    from prefixbench import numerics_config
+    from prefixbench.config import numerics as numerics_config
 
     numerics_config.register_schema()
     hydra("numerics", numerics_config.load)(words)  # type: ignore[arg-type]

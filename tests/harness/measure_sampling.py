@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-from prefixbench import environment
-from prefixbench.telemetry import Sampler, open_feeds
+from prefixbench.machine import environment
+from prefixbench.machine.telemetry import Sampler, open_feeds
 
 _WATCH_S = 20.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prefixbench.analysis.gate import EXIT_CODES
+from prefixbench.analysis.gate.judge import EXIT_CODES
 
 ACTION = yaml.safe_load((Path(__file__).parents[2] / "action.yml").read_text())
 STEP = ACTION["runs"]["steps"][0]

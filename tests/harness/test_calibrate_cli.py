@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from prefixbench import cli, kernels_config
+from prefixbench import cli
 from prefixbench.config import config_dir
-from prefixbench.kernels_config import Request
+from prefixbench.config import kernels as kernels_config
+from prefixbench.config.kernels import Request
 from prefixonce.cost import CONSERVATIVE, load_profile, profile_for
 
 ROOT = Path(__file__).parents[2]

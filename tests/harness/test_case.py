@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from prefixbench import sweep
 from prefixbench.case import KernelCase, ServingCase, case_hash
-from prefixbench.sweep import LaunchPlan
+from prefixbench.jobs import sweep
+from prefixbench.jobs.sweep import LaunchPlan
 from record_factory import CASE
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from prefixbench.clocks import UNTRUSTWORTHY, Clocks, clock_flags, fastest_mhz, is_judged_by
+from prefixbench.machine.clocks import UNTRUSTWORTHY, Clocks, clock_flags, fastest_mhz, is_judged_by
 from prefixbench.record import Telemetry, TelemetrySample
 
 IDLE, CAP, THERMAL = 0x1, 0x4, 0x40

@@ -8,10 +8,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from prefixbench import config_checks, sweep
-from prefixbench.config import RunConfig, config_dir, register_schema
+from prefixbench.config import checks as config_checks
+from prefixbench.config import config_dir
+from prefixbench.config.cases import sweep_cases
+from prefixbench.config.overrides import one_line_errors, prepare, quoted
+from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.errors import UsageError
-from prefixbench.overrides import one_line_errors, prepare, quoted
 from prefixbench.workloads import NAMES
 from prefixbench.workloads.churn import ChurnOptions
 from prefixbench.workloads.sharegpt import ShareGptOptions
@@ -26,7 +28,7 @@ def load(*typed: str, multirun: bool = False) -> RunConfig:
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (config_dir() / "sweep").glob("*.yaml")))
 def test_every_preset_composes(preset: str) -> None:
-    assert sweep.cases(load(f"sweep={preset}"))
+    assert sweep_cases(load(f"sweep={preset}"))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +58,10 @@ def test_command_line_beats_preset_beats_defaults() -> None:
 
 
 def test_stock_is_measured_with_and_without_the_plugin() -> None:
-    cases = sweep.cases(load("path=[stock,full]"))
+    cases = sweep_cases(load("path=[stock,full]"))
     assert [(case.path, case.plugin) for case in cases] == [("stock", True), ("full", True), ("stock", False)]
     assert "dense_m_eff" not in cases[-1].engine_settings, "a setting of the plugin must not split the baseline"
-    assert [case.plugin for case in sweep.cases(load("path=stock", "path.stock.plugin=without"))] == [False]
+    assert [case.plugin for case in sweep_cases(load("path=stock", "path.stock.plugin=without"))] == [False]
 
 
 def test_sweeps_that_one_server_can_serve_become_lists() -> None:

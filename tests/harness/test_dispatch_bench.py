@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from harness.builders import serving_record
-from prefixbench import dispatch_cli, store
-from prefixbench.analysis.decisions import decisions, fastest_steps_ms
-from prefixbench.analysis.evidence import Evidence, Finding
-from prefixbench.analysis.scorecard import scorecard
+from prefixbench import store
+from prefixbench.analysis.claims.evidence import Evidence, Finding
+from prefixbench.analysis.claims.scorecard import scorecard
+from prefixbench.analysis.dispatcher.decisions import decisions, fastest_steps_ms
 from prefixbench.case import Change, DispatchCase
 from prefixbench.errors import EngineError, UsageError
 from prefixbench.measures.dispatch import _Batch
 from prefixbench.record import DispatchMeasurement, Record
+from prefixbench.verbs import dispatch as dispatch_cli
 
 FEW = ["steps=3", "warmup=1", "device=cpu", "prefix_len=256"]
 

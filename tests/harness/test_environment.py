@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefixbench import cli, doctor, environment
+from prefixbench import cli
+from prefixbench.machine import environment
 from prefixbench.record import Gpu
+from prefixbench.verbs import doctor
 
 
 def test_observed_on_this_machine() -> None:

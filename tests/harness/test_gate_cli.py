@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from harness.builders import serving_record
-from prefixbench import gate_cli
-from prefixbench.analysis.family import Rule
-from prefixbench.analysis.gate import GateConfig
+from prefixbench.analysis.gate.family import Rule
+from prefixbench.analysis.gate.judge import GateConfig
 from prefixbench.cli import main as cli
+from prefixbench.config.gate import as_mapping, load_config
 from prefixbench.errors import StoreError, UsageError
-from prefixbench.gate_config import as_mapping, load_config
 from prefixbench.store import save
+from prefixbench.verbs import gate as gate_cli
 
 
 @pytest.fixture

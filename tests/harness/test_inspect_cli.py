@@ -10,9 +10,9 @@ import pytest
 
 from harness.builders import CPU, kernel_record, serving_record
 from prefixbench.errors import NotComparableError, StoreError, UsageError
-from prefixbench.inspect_cli import compare, export, show
 from prefixbench.record import Failure
 from prefixbench.store import save
+from prefixbench.verbs.records import compare, export, show
 
 
 @pytest.fixture

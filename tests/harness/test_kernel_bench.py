@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from prefixbench import kernels_cli, kernels_config, kernels_runner, store
+from prefixbench import store
+from prefixbench.config import kernels as kernels_config
+from prefixbench.config.kernels import KernelsConfig, Request, requests
 from prefixbench.errors import EngineError, UsageError
-from prefixbench.kernels_config import KernelsConfig, Request, requests
+from prefixbench.jobs import kernels as kernels_runner
 from prefixbench.measures.kernel import registry
 from prefixbench.measures.kernel.cell import Outcome, measure_cell
 from prefixbench.measures.kernel.implementation import Implementation, Prepared, Result, work_of
@@ -26,6 +28,7 @@ from prefixbench.measures.kernel.inputs import LAYOUTS, Inputs, Shape, make_inpu
 from prefixbench.measures.kernel.oracle import judge, lse_bound, oracle
 from prefixbench.measures.kernel.timing import HostClock, Replay, TimingPlan, launch_order, time_in_turns
 from prefixbench.record import KernelMeasurement
+from prefixbench.verbs import kernels as kernels_cli
 from prefixonce import Path as StepPath
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ from statistics import median
 import pytest
 import torch
 
+from prefixbench.machine.telemetry import Sampler
 from prefixbench.measures.kernel import registry
 from prefixbench.measures.kernel.ceilings import measure_ceilings
 from prefixbench.measures.kernel.cell import measure_cell
 from prefixbench.measures.kernel.inputs import Shape, make_inputs, sets_for_cold_l2
 from prefixbench.measures.kernel.timing import GraphClock, TimingPlan
-from prefixbench.telemetry import Sampler
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from prefixbench import numerics_cli, numerics_config, store
+from prefixbench import store
 from prefixbench.analysis.numerics import verdicts
 from prefixbench.case import NumericsCase
 from prefixbench.config import config_dir
+from prefixbench.config import numerics as numerics_config
+from prefixbench.config.numerics import NO_FAULT, NumericsConfig, cases, server_config
 from prefixbench.engines import sglang
 from prefixbench.engines.base import ServerFailedError
 from prefixbench.errors import UsageError
 from prefixbench.measures.numerics import not_proven
-from prefixbench.numerics_config import NO_FAULT, NumericsConfig, cases, server_config
 from prefixbench.record import Record, StepCounters
+from prefixbench.verbs import numerics as numerics_cli
 
 NOTHING = StepCounters({}, 0, 0, 0, 0, 0, {})
 

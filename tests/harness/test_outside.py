@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from harness.builders import SERVING, block, request, wrap
-from prefixbench import outside_cli, store
+from prefixbench import store
 from prefixbench.analysis.outside import agreements, judge, speed_ups, tpot_ms
 from prefixbench.analysis.stats import mean_interval
 from prefixbench.case import OutsideCase, ServingCase
@@ -22,6 +22,7 @@ from prefixbench.engines.base import ServerFailedError
 from prefixbench.engines.bench_serving import BenchServing, Load, arguments, read_block
 from prefixbench.errors import UsageError
 from prefixbench.record import OutsideBlock, OutsideMeasurement, OutsidePair, Record
+from prefixbench.verbs import outside as outside_cli
 from prefixbench.workloads import PromptSpec
 
 TOKENS = 65

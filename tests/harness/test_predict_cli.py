@@ -7,7 +7,7 @@ import json
 import pytest
 
 from prefixbench.cli import main as cli
-from prefixbench.predict_cli import main
+from prefixbench.verbs.predict import main
 
 
 def test_the_question_users_start_with(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from prefixbench.progress import Progress
+from prefixbench.jobs.progress import Progress
+from prefixbench.jobs.sweep import LaunchPlan
 from prefixbench.record import Failure
-from prefixbench.sweep import LaunchPlan
 from record_factory import CASE, make_record
 
 

@@ -11,22 +11,20 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from harness.builders import kernel_record
-from prefixbench import (
-    calibrate_cli,
-    cli,
-    config_checks,
-    dispatch_config,
-    environment,
-    kernels_config,
-    reproduce,
-    store,
-    sweep,
-)
+from prefixbench import cli, store
 from prefixbench.case import ServingCase, case_hash
-from prefixbench.config import RunConfig, config_dir, register_schema
+from prefixbench.config import checks as config_checks
+from prefixbench.config import config_dir
+from prefixbench.config import dispatch as dispatch_config
+from prefixbench.config import kernels as kernels_config
+from prefixbench.config.cases import sweep_cases
+from prefixbench.config.overrides import prepare
+from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.errors import UsageError
-from prefixbench.overrides import prepare
+from prefixbench.machine import environment
 from prefixbench.record import Failure
+from prefixbench.verbs import calibrate as calibrate_cli
+from prefixbench.verbs import reproduce
 
 DATA = yaml.safe_load((config_dir() / "reproduce.yaml").read_text())
 CLAIMS = yaml.safe_load((config_dir() / "claims.yaml").read_text())["claims"]
@@ -121,7 +119,7 @@ def cases_of(step: reproduce.Step) -> tuple[RunConfig, tuple[ServingCase, ...]]:
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         words = prepare(step.words(Path("runs"), Path("out")), multirun=False)
         config = config_checks.load(compose("config", overrides=words))
-    return config, sweep.cases(config)
+    return config, sweep_cases(config)
 
 
 @pytest.mark.parametrize(("text", "minutes"), [("25m", 25.0), ("2h", 120.0), ("1h30m", 90.0), (None, None)])
@@ -143,7 +141,7 @@ def test_it_measures_reports_and_resumes(
         "fake", "fakes", "run", ("engine=fake", "path=[stock,full]", "launches=2"), 1.0, (), resumes=True
     )
     plan = reproduce.Plan("cpu", 0, {"fake": step}, ())
-    monkeypatch.setattr("prefixbench.reproduce.read_plan", lambda data, preset: plan)
+    monkeypatch.setattr("prefixbench.verbs.reproduce.read_plan", lambda data, preset: plan)
     assert cli.main(["reproduce"]) == 0
     first = {record.record_id for record in store.load("latest")}
     assert len(first) == 6

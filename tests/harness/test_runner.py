@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from prefixbench import cli, lock, store
+from prefixbench import cli, store
 from prefixbench.case import ServingCase
 from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.fake import FakeEngine, FakeServer
 from prefixbench.errors import EngineError
+from prefixbench.machine import lock
 from prefixbench.record import Record, RequestSample, ServingMeasurement
 from prefixbench.workloads import PromptSpec
 from record_factory import flags_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.builders import CPU, serving_record
-from prefixbench import scorecard_cli
-from prefixbench.analysis.claims import CLAIM_IDS
+from prefixbench.analysis.claims.reported import CLAIM_IDS
 from prefixbench.errors import StoreError, UsageError
 from prefixbench.store import save
+from prefixbench.verbs import scorecard as scorecard_cli
 
 
 @pytest.fixture

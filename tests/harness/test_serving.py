@@ -15,6 +15,7 @@ import pytest
 from prefixbench.engines.base import SendPlan
 from prefixbench.engines.client import HoldError, StalledError, send_block
 from prefixbench.engines.stream import StreamCounter
+from prefixbench.machine.telemetry import Sampler
 from prefixbench.measures.base import Task
 from prefixbench.measures.serving import (
     block_flags,
@@ -26,7 +27,6 @@ from prefixbench.measures.serving import (
     warm_up,
 )
 from prefixbench.record import RequestSample, StepCounters, Telemetry, TelemetrySample
-from prefixbench.telemetry import Sampler
 from prefixbench.workloads import PromptSpec, Workload
 from record_factory import CASE
 

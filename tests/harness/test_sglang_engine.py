@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from prefixbench import config_checks
-from prefixbench.config import RunConfig, config_dir, register_schema
+from prefixbench.config import checks as config_checks
+from prefixbench.config import config_dir
+from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.engines import checkpoints, plugin_state
 from prefixbench.engines.base import ServerFailedError
 from prefixbench.engines.process import fatal_line

@@ -12,12 +12,17 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from harness.builders import H200, kernel_record, serving_record
-from prefixbench import kernels_config, kernels_runner, store, targets_cli, targets_engine, targets_kernels
+from prefixbench import store
 from prefixbench.config import config_dir
+from prefixbench.config import kernels as kernels_config
 from prefixbench.errors import UsageError
+from prefixbench.jobs import kernels as kernels_runner
 from prefixbench.measures.kernel import registry
 from prefixbench.record import Failure, Record
-from prefixbench.targets import Cells, EngineTarget, KernelShape, KernelTarget, Targets, read_targets
+from prefixbench.targets import engine as targets_engine
+from prefixbench.targets import kernels as targets_kernels
+from prefixbench.targets.table import Cells, EngineTarget, KernelShape, KernelTarget, Targets, read_targets
+from prefixbench.verbs import targets as targets_cli
 
 SHAPE = KernelShape(8192, 0, 256, 32, 8, 128, 16, "bfloat16", "shared-contiguous")
 ROW = KernelTarget("prefix", SHAPE, ("dense",), ("flashinfer-single-fa2", "flashinfer-single-fa3"), ratio_at_most=0.62)

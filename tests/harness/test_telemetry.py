@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from prefixbench.clocks import clock_flags
+from prefixbench.machine.clocks import clock_flags
+from prefixbench.machine.telemetry import CpuFeed, Sampler, Source, open_feeds
 from prefixbench.record import Telemetry, TelemetrySample
-from prefixbench.telemetry import CpuFeed, Sampler, Source, open_feeds
 
 
 @dataclass

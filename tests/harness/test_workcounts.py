@@ -11,7 +11,7 @@ import yaml
 from prefixbench import cli
 from prefixbench.config import config_dir
 from prefixbench.measures import workcounts
-from prefixbench.workcounts_cli import compare, read_baseline
+from prefixbench.verbs.workcounts import compare, read_baseline
 from prefixonce.dispatch import Limits, choose
 from prefixonce.planner import StepPlanner
 

@@ -9,7 +9,7 @@ import pytest
 from plugin.agreement import prompt
 from prefixbench.analysis.numerics import agreement
 from prefixbench.case import NumericsCase
-from prefixbench.config import EngineConfig
+from prefixbench.config.run import EngineConfig
 from prefixbench.engines.forcing import SERVER_ARGS
 from prefixbench.engines.sglang import SglangServer
 from prefixbench.measures.numerics import measure, not_proven, write_script

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from prefixbench.config import EngineConfig
+from prefixbench.config.run import EngineConfig
 from prefixbench.engines.sglang import SglangServer
+from prefixbench.jobs.soak import STRICT, agreement, attack, reference
 from prefixbench.measures.soak import Answer, prompts
-from prefixbench.soak import STRICT, agreement, attack, reference
 
 ASKED = prompts(24, prefix_tokens=300, output_tokens=16, vocabulary=4096, seed=1)
 
@@ -114,7 +114,7 @@ class Scripted:
 
 
 def scripted(monkeypatch, tmp_path, *, answers, free=100, log="all is well", errors=(), retractions=1):
-    from prefixbench import soak as module
+    from prefixbench.jobs import soak as module
     from prefixbench.measures.soak import Observed
 
     def drive(*_args, between_waves, **_options):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from harness.builders import serving_record
 from prefixbench.record import PlacementTrace, PoolRun, RadixEvent
-from prefixbench.report.placement import flow_section
-from prefixbench.report.pool import KINDS, memory_section
+from prefixbench.report.sections.placement import flow_section
+from prefixbench.report.sections.pool import KINDS, memory_section
 from prefixbench.report.traces import shown, traced
 from prefixbench.report.view import Note, Section, Switch, Table, Widget
 from report.synthetic import measured, placement, sweep

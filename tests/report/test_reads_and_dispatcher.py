@@ -9,9 +9,9 @@ import pytest
 from harness.builders import CPU, kernel_record, serving_record, wrap
 from prefixbench.case import DispatchCase
 from prefixbench.record import DispatchMeasurement, Record, Traffic
-from prefixbench.report.dispatcher import dispatcher_section
 from prefixbench.report.material import Material
-from prefixbench.report.reads import reads_section
+from prefixbench.report.sections.dispatcher import dispatcher_section
+from prefixbench.report.sections.reads import reads_section
 from prefixbench.report.view import Cell, Chart, Note, Section, Switch, Table
 from report.synthetic import kernels
 

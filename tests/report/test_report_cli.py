@@ -10,7 +10,7 @@ import pytest
 
 from prefixbench import store
 from prefixbench.record import Record
-from prefixbench.report_cli import main
+from prefixbench.verbs.report import main
 from report.synthetic import sweep
 
 

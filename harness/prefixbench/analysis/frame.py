@@ -21,8 +21,8 @@ from prefixbench.analysis.metrics import block_metrics
 from prefixbench.analysis.quantity import Quantity
 from prefixbench.analysis.stats import Sample
 from prefixbench.case import KernelCase, ServingCase
-from prefixbench.clocks import POWER_CAP, Clocks, clock_flags, fastest_mhz, is_judged_by
-from prefixbench.clocks import UNTRUSTWORTHY as UNTRUSTWORTHY_CLOCKS
+from prefixbench.machine.clocks import POWER_CAP, Clocks, clock_flags, fastest_mhz, is_judged_by
+from prefixbench.machine.clocks import UNTRUSTWORTHY as UNTRUSTWORTHY_CLOCKS
 from prefixbench.record import Block, Environment, KernelMeasurement, Record, ServingMeasurement, Telemetry
 
 METRICS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from prefixbench.config import RunConfig
+from prefixbench.config.run import RunConfig
 from prefixbench.engines.base import Engine
 from prefixbench.hints import unknown
 

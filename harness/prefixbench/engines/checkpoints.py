@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from prefixbench.config import ModelConfig
+from prefixbench.config.run import ModelConfig
 from prefixbench.errors import UsageError
 
 _NAMES = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from prefixbench.config import RunConfig
+from prefixbench.config.run import RunConfig
 from prefixbench.engines.base import SendPlan
 from prefixbench.errors import UsageError
 from prefixbench.record import PlacementTrace, PoolRun, RadixEvent, RequestSample, StepCounters

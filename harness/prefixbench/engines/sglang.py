@@ -14,16 +14,16 @@ from typing import Any
 
 import requests
 
-from prefixbench import environment
-from prefixbench.config import EngineConfig, RunConfig
+from prefixbench.config.cases import has_graphs, stock_backend
+from prefixbench.config.run import EngineConfig, RunConfig
 from prefixbench.engines import checkpoints, tokenizer
 from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.client import HoldError, StalledError, send_block
 from prefixbench.engines.plugin_state import plugin_state, read_counters, read_placement
 from prefixbench.engines.process import ServerProcess, end_orphans
 from prefixbench.errors import EngineError
+from prefixbench.machine import environment
 from prefixbench.record import PlacementTrace, RequestSample, StepCounters
-from prefixbench.sweep import has_graphs, stock_backend
 from prefixbench.workloads import PromptSpec
 
 _CPU_POOL_TOKENS = 131072

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prefixbench.case import ServingCase
 from prefixbench.engines.base import SendPlan
-from prefixbench.telemetry import Sampler
+from prefixbench.machine.telemetry import Sampler
 from prefixbench.workloads import Workload
 
 

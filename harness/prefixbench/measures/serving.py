@@ -10,8 +10,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import TypeVar
 
-from prefixbench.clocks import clock_flags
 from prefixbench.engines.base import Server
+from prefixbench.machine.clocks import clock_flags
 from prefixbench.measures.base import Task
 from prefixbench.record import Block, RequestSample, StepCounters, Telemetry
 from prefixbench.workloads import PromptSpec

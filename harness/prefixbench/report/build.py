@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prefixbench.analysis.scorecard import scorecard
+from prefixbench.analysis.claims.scorecard import scorecard
 from prefixbench.record import Record
-from prefixbench.report import again, answer, markdown, render
-from prefixbench.report.amdahl import amdahl_section
-from prefixbench.report.attribution import attribution_section
-from prefixbench.report.dispatcher import dispatcher_section
-from prefixbench.report.gate import gate_section
+from prefixbench.report import markdown, render
 from prefixbench.report.material import Material
-from prefixbench.report.numerics import numerics_section
-from prefixbench.report.outside import outside_section
-from prefixbench.report.paths import paths_section, violations
-from prefixbench.report.placement import flow_section
-from prefixbench.report.pool import memory_section
-from prefixbench.report.reads import reads_section
-from prefixbench.report.results import results_section
-from prefixbench.report.scorecard import scorecard_section, tile
+from prefixbench.report.sections import again, answer
+from prefixbench.report.sections.amdahl import amdahl_section
+from prefixbench.report.sections.attribution import attribution_section
+from prefixbench.report.sections.dispatcher import dispatcher_section
+from prefixbench.report.sections.gate import gate_section
+from prefixbench.report.sections.numerics import numerics_section
+from prefixbench.report.sections.outside import outside_section
+from prefixbench.report.sections.paths import paths_section, violations
+from prefixbench.report.sections.placement import flow_section
+from prefixbench.report.sections.pool import memory_section
+from prefixbench.report.sections.reads import reads_section
+from prefixbench.report.sections.results import results_section
+from prefixbench.report.sections.scorecard import scorecard_section, tile
 from prefixbench.report.view import Download, Note, Page, Section
 from prefixbench.report.words import LABEL_MEANING
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from prefixbench.analysis import frame
 from prefixbench.analysis.attribution import MIN_ACTIVE_SHARE, RUNS_AS, Rung
-from prefixbench.analysis.evidence import NOT_MEASUREMENTS, Evidence
+from prefixbench.analysis.claims.evidence import NOT_MEASUREMENTS, Evidence
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Interval, Sample, instability, mean_interval, ratio
 from prefixbench.case import ServingCase

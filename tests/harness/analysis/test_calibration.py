@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders import CPU, kernel_record
-from prefixbench.analysis import thresholds
-from prefixbench.analysis.calibration import calibrate
-from prefixbench.analysis.cost_fit import PATHS, fit
-from prefixbench.analysis.regret import regret, rules
-from prefixbench.analysis.thresholds import best_threshold, dense_threshold, sharing_thresholds
-from prefixbench.analysis.timed_cells import TimedCell, timed_grid
+from prefixbench.analysis.dispatcher import thresholds
+from prefixbench.analysis.dispatcher.calibration import calibrate
+from prefixbench.analysis.dispatcher.cost_fit import PATHS, fit
+from prefixbench.analysis.dispatcher.regret import regret, rules
+from prefixbench.analysis.dispatcher.thresholds import best_threshold, dense_threshold, sharing_thresholds
+from prefixbench.analysis.dispatcher.timed_cells import TimedCell, timed_grid
 from prefixbench.errors import UsageError
 from prefixbench.record import Record
 from prefixonce.cost import CONSERVATIVE, Layer, Profile, SharedCost, StockCost

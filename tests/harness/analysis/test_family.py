@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
-from prefixbench.analysis import family
-from prefixbench.analysis.family import Effects, Rule
+from prefixbench.analysis.gate import family
+from prefixbench.analysis.gate.family import Effects, Rule
 
 
 def arms(cvs: list[float], n: int, draws: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness.builders import H200, kernel_record, serving_record
-from prefixbench.analysis.family import Rule
-from prefixbench.analysis.gate import GateConfig, evaluate
+from prefixbench.analysis.gate.family import Rule
+from prefixbench.analysis.gate.judge import GateConfig, evaluate
 from prefixbench.record import Failure, Record, Telemetry, TelemetrySample
 
 CONFIG = GateConfig()

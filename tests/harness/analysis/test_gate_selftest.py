@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from harness.builders import CPU, serving_record
-from prefixbench.analysis import gate_selftest
-from prefixbench.analysis.family import Rule
-from prefixbench.analysis.gate import GateConfig
+from prefixbench.analysis.gate import selftest as gate_selftest
+from prefixbench.analysis.gate.family import Rule
+from prefixbench.analysis.gate.judge import GateConfig
 
 DRAWS = 1500
 

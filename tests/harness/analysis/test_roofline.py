@@ -8,11 +8,20 @@ from dataclasses import replace
 import pytest
 
 from harness.builders import kernel_record, serving_record
-from prefixbench.analysis.predict import model_of, predict
-from prefixbench.analysis.roofline import PAPER, PATHS, Attention, Load, Term, memory_bytes, rest_ideal_s, step_time
-from prefixbench.analysis.roofline_checks import Hardware, KernelCheck, load_hardware
-from prefixbench.analysis.roofline_fit import fit, on_paper, transfer
-from prefixbench.analysis.roofline_records import gpu_key, kernel_checks, step_checks
+from prefixbench.analysis.roofline.checks import Hardware, KernelCheck, load_hardware
+from prefixbench.analysis.roofline.fit import fit, on_paper, transfer
+from prefixbench.analysis.roofline.model import (
+    PAPER,
+    PATHS,
+    Attention,
+    Load,
+    Term,
+    memory_bytes,
+    rest_ideal_s,
+    step_time,
+)
+from prefixbench.analysis.roofline.predict import model_of, predict
+from prefixbench.analysis.roofline.records import gpu_key, kernel_checks, step_checks
 from prefixbench.errors import UsageError
 
 

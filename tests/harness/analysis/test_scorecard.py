@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.builders import CPU, kernel_record, serving_record
-from prefixbench.analysis.claims import CLAIM_IDS, load_claims
-from prefixbench.analysis.evidence import Finding
-from prefixbench.analysis.scorecard import VERDICTS, scorecard
+from prefixbench.analysis.claims.evidence import Finding
+from prefixbench.analysis.claims.reported import CLAIM_IDS, load_claims
+from prefixbench.analysis.claims.scorecard import VERDICTS, scorecard
 from prefixbench.errors import UsageError
 from prefixbench.record import PlacementTrace, RadixEvent, Record, Traffic
 

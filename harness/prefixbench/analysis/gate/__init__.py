@@ -1,0 +1,1 @@
+"""The regression gate, and the proof of its error rates."""

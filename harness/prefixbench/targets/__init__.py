@@ -1,0 +1,1 @@
+"""Stated targets (conf/targets.yaml) against records."""

@@ -1,0 +1,101 @@
+"""`prefixbench numerics`: a Hydra application that asks whether a path is further from stock than stock from itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from prefixbench import store
+from prefixbench.analysis.numerics import QUANTILES, Deviation, Verdict, verdicts
+from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import numerics as numerics_config
+from prefixbench.config.numerics import NumericsConfig
+from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.run import PATHS
+from prefixbench.jobs import numerics as numerics_runner
+from prefixbench.record import Record
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when every path is inside and every control outside, 1 when not so or something was not measured."""
+    numerics_config.register_schema()
+    arguments = get_args_parser().parse_args(list(argv))
+    with one_line_errors():
+        if hydra_app.only_shows(arguments):
+            return hydra_app.launch("numerics", "numerics", task, argv)
+        config = None if arguments.multirun else _check(arguments.overrides)
+        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        code = hydra_app.launch("numerics", "numerics", task, [*argv, f"run_id={run_id}"])
+        root = Path((config or _check([])).runs)
+        return code or summarize(store.of_run(root, run_id), Console())
+
+
+def task(composed: DictConfig) -> None:
+    """One Hydra job."""
+    config = numerics_config.load(composed)
+    plain = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(plain, dict)
+    hydra_config = HydraConfig.get()
+    job = numerics_runner.Job(
+        config=config,
+        resolved={str(key): value for key, value in plain.items()},
+        config_yaml=OmegaConf.to_yaml(composed, resolve=True),
+        overrides=tuple(o for o in hydra_config.overrides.task if not o.startswith("run_id=")),
+        folder=Path(hydra_config.runtime.output_dir),
+    )
+    console = Console(highlight=False)
+    numerics_runner.run(job, lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+_COLUMNS = "  {:<16} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>9} {:>6}  {}"
+
+
+def summarize(records: Sequence[Record], console: Console) -> int:
+    """One table per launch, stock's own noise first; returns the exit code."""
+    found = verdicts(records)
+    lines: list[str] = []
+    for launch_id in dict.fromkeys(verdict.record.launch.launch_id for verdict in found):
+        lines += _table([verdict for verdict in found if verdict.record.launch.launch_id == launch_id])
+    wrong = [verdict for verdict in found if not verdict.as_it_must_be]
+    lines.append(f"{len(records)} cases recorded, {len(found) - len(wrong)} of {len(found)} verdicts as they must be")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 1 if wrong or not found else 0
+
+
+def _table(launch: Sequence[Verdict]) -> list[str]:
+    """Lines of fixed width: a pipe or a log has no terminal to fit a table to."""
+    case = launch[0].case
+    script = f"prefix {case.prefix_tokens}, {case.decode_tokens} forced tokens x {case.requests} requests in one batch"
+    planted = f", FAULT PLANTED: {case.fault}" if launch[0].is_control else ""
+    quantiles = [f"p{100 * q:g}" for q in QUANTILES]
+    heading = ("", "positions", "mean", "median", *quantiles, "max", "other", "ratio", "p", "verdict")
+    lines = [f"|log-probability - stock's|, {case.model}, {script}{planted}", _COLUMNS.format(*heading)]
+    noise = next((verdict.agreement.noise for verdict in launch if verdict.agreement), None)
+    if noise is not None:
+        lines.append(_row("stock, its noise", noise, ("", "", f"stock in batches of {launch[0].noise_concurrency}")))
+    for verdict in sorted(launch, key=lambda verdict: PATHS.index(verdict.case.path)):
+        found = verdict.agreement
+        if found is None:
+            lines.append(f"  {verdict.case.path:<16} not measured: {verdict.why_not}")
+            continue
+        lines.append(_row(verdict.case.path, found.path, (f"{found.ratio:.3g}", f"{found.p_value:.3f}", verdict.said)))
+    return [*lines, ""]
+
+
+def _row(name: str, deviation: Deviation, rest: Sequence[str]) -> str:
+    figures = [deviation.mean, deviation.median, *deviation.quantiles, deviation.largest]
+    shown = ["-" if figure is None else f"{figure:.2e}" for figure in figures]
+    return _COLUMNS.format(name, deviation.positions, *shown, f"{deviation.other_argmax:.2%}", *rest).rstrip()
+
+
+def _check(overrides: Sequence[str]) -> NumericsConfig:
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return numerics_config.load(compose("numerics", overrides=list(overrides)))

@@ -1,0 +1,55 @@
+"""`prefixbench soak`: a Hydra application that drives a server with everything at once and looks for any fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import soak as soak_config
+from prefixbench.config.overrides import one_line_errors
+from prefixbench.errors import UsageError
+from prefixbench.jobs import soak
+
+_SUMMARY = "soak.json"
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when the soak met no fault, else 1."""
+    soak_config.register_schema()
+    arguments = get_args_parser().parse_args(list(argv))
+    with one_line_errors():
+        if hydra_app.only_shows(arguments):
+            return hydra_app.launch("soak", "soak", task, argv)
+        if arguments.multirun:
+            raise UsageError("a soak is one run; leave -m out")
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            config = soak_config.load(compose("soak", overrides=list(arguments.overrides)))
+        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        code = hydra_app.launch("soak", "soak", task, [*argv, f"run_id={run_id}"])
+        summary = json.loads((Path(config.runs) / ".sweeps" / run_id / _SUMMARY).read_text())
+        return code or (1 if summary["faults"] else 0)
+
+
+def task(composed: DictConfig) -> None:
+    """One Hydra job: the soak, its faults line by line, one line that sums it up, and the same as JSON."""
+    console = Console(highlight=False)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    summary = soak.run(soak_config.load(composed), folder, say)
+    (folder / _SUMMARY).write_text(json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
+    for fault in summary.faults:
+        say(f"fault: {fault}")
+    say(summary.line())
+    say(f"as JSON: {folder / _SUMMARY}")
