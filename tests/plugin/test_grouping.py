@@ -1,6 +1,7 @@
 """Grouping against brute force over every assignment of rows to ancestor levels."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -78,6 +79,31 @@ def test_what_is_kept_from_step_to_step_changes_no_group(data):
         kept = rows.groups_of(fresh)
         assert kept == group_rows([chains[request] for request in fresh])
         assert rows.groups_of(list(fresh)) is kept
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_many_rows_that_keep_their_order_group_like_a_fresh_start(seed):
+    """Rows leave in the middle and come behind, some of those that stay are cached again; blocks of rows stay equal."""
+    draw = random.Random(seed)
+    prefixes = [(link(node, 0, 100 + node),) for node in range(12)]
+    prefixes += [(*prefixes[0], link(20 + node, 100, 130 + node)) for node in range(4)]
+    ids, chains = itertools.count(100), {}
+
+    def cache(request):
+        chains[request] = (*draw.choice(prefixes), link(next(ids), 500, 501))
+        return request
+
+    batch = [cache(request) for request in range(150)]
+    rows = RunningRows(chains.__getitem__)
+    for _ in range(4):
+        assert rows.groups_of(batch) == group_rows([chains[request] for request in batch])
+        leaving = draw.sample(batch, draw.choice([0, 1, 3, 70]))
+        batch = [request for request in batch if request not in leaving]
+        batch += [cache(len(chains)) for _ in range(draw.choice([0, 1, 40]))]
+        for request in draw.sample(batch, draw.choice([0, 2])):
+            cache(request)
+            rows.forget(request)
 
 
 def test_only_what_changed_is_read_again():

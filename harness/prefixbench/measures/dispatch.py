@@ -57,6 +57,7 @@ class _Batch:
             for request in self._rows:
                 request.seq_len += 1
             yield self._rows, torch.tensor([request.seq_len for request in self._rows])
+            self._left = self._rows  # kept until the next step is over: a server gives finished requests up elsewhere
             if self._case.change == "one":
                 leaving = self._random.randrange(len(self._rows))
                 self._rows = [*self._rows[:leaving], *self._rows[leaving + 1 :], self._admit(leaving)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import filterfalse
+from itertools import compress, count, filterfalse
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefixonce.step import Piece, PrefixGroup, Segment
 
@@ -23,8 +23,10 @@ class Link:
 
 
 Chain = tuple[Link, ...]
+Users = Mapping[int, Sized]
+"""Of every node: the rows that pass through it."""
+_BLOCK_ROWS = 32  # compared at once, which is many times faster than row by row
 Request = TypeVar("Request", bound=Hashable)
-_NOBODY = -1  # in place of a node id: the row shares nothing
 
 
 def group_rows(chains: Sequence[Chain]) -> tuple[PrefixGroup, ...]:
@@ -36,6 +38,8 @@ class RunningRows(Generic[Request]):
     """`groups_of` is a function of the chains alone, whatever came before; what is kept only saves time.
 
     `chain_of` reads a request's path, root first. Its answer is kept until it is forgotten or the request runs no more.
+    Python looks at the rows that differ from the batch before and at the groups, numpy at all other rows; a batch that
+    keeps the order of the one before, with new rows behind, differs least.
     """
 
     def __init__(self, chain_of: Callable[[Request], Chain]) -> None:
@@ -44,24 +48,30 @@ class RunningRows(Generic[Request]):
 
     def clear(self) -> None:
         """Nothing that was read holds any more."""
+        self._rows: list[Request] = []
         self._chains: dict[Request, Chain] = {}
-        self._users: Counter[int] = Counter()
-        # What rows share at most: the deepest node of their chain that another row has too, and the way to it.
-        self._tips: dict[Request, int] = {}
-        self._ways: dict[int, Chain] = {}
-        self._pieces: dict[Chain, tuple[Piece, ...]] = {}
-        self._touched: dict[int, bool] = {}
-        self._requests: Sequence[Request] = ()
+        self._users: dict[int, dict[Request, None]] = {}  # of every node: who passes through it
+        self._stale: set[Request] = set()  # of the rows: whose chain has to be read, or only their way found again
+        # The way of a row is its chain as far as another row passes too; way 0 is empty.
+        self._ways: list[Chain] = [()]
+        self._way_to: dict[int, int] = {}
+        self._way_of_row = np.zeros(0, np.int64)
         self._groups: tuple[PrefixGroup, ...] = ()
-        self._is_current = True
+        self._group_at: dict[Chain, PrefixGroup] = {}
 
     def forget(self, request: Request) -> None:
         """The request's path changed: it was cached, retracted, or has finished."""
         chain = self._chains.pop(request, None)
-        if chain is not None:
-            self._is_current = False
-            del self._tips[request]
-            self._count(chain, -1)
+        if chain is None:
+            return
+        self._stale.add(request)
+        for link in chain:
+            users = self._users[link.node_id]
+            del users[request]
+            if len(users) == 1:
+                self._stale.update(users)
+            elif not users:
+                del self._users[link.node_id]
 
     def forget_where(self, has_changed: Callable[[Request], bool]) -> None:
         for request in list(filter(has_changed, self._chains)):
@@ -69,61 +79,110 @@ class RunningRows(Generic[Request]):
 
     def groups_of(self, requests: Sequence[Request]) -> tuple[PrefixGroup, ...]:
         """Groups of a batch with these rows, in order of their first rows; the same object if nothing changed."""
-        if self._is_current and requests == self._requests:
-            return self._groups
-        self._exchange(requests)
-        self._groups = self._group(requests)
-        self._requests, self._is_current = list(requests), True
+        rows = list(requests)
+        if self._stale or rows != self._rows:
+            self._exchange(rows)
+            groups = self._group()
+            if groups != self._groups:
+                self._groups = groups
         return self._groups
 
-    def _exchange(self, requests: Sequence[Request]) -> None:
-        """Forgets who left, reads the chains of who came."""
-        came = list(filterfalse(self._chains.__contains__, requests))
-        if len(self._chains) + len(came) > len(requests):
-            for request in list(filterfalse(set(requests).__contains__, self._chains)):
-                self.forget(request)
-        for request in came:
-            chain = self._chains[request] = self._chain_of(request)
-            self._count(chain, 1)
-        crossed = any(was_shared != (self._users[node] > 1) for node, was_shared in self._touched.items())
-        for node in self._touched:
-            if not self._users[node]:
-                del self._users[node]
-        self._touched.clear()
-        for request in requests if crossed else came:
-            way = _shared_part(self._chains[request], self._users)
-            tip = way[-1].node_id if way else _NOBODY
-            self._tips[request], self._ways[tip] = tip, way
+    def _exchange(self, rows: list[Request]) -> None:
+        """Forgets who left, reads the chains of who came, finds the way of everyone whom that concerns."""
+        gone = _rows_gone(self._rows, rows)
+        kept = len(self._rows) - len(gone)
+        came = rows[kept:]
+        left = {self._rows[row] for row in gone}.difference(came)
+        for request in left:
+            self.forget(request)
+        self._stale -= left
+        self._stale.update(came)
+        stays = np.ones(len(self._rows), np.bool_)
+        stays[gone] = False
+        self._way_of_row = np.concatenate([self._way_of_row[stays], np.zeros(len(came), np.int64)])
+        self._rows = rows
+        for request in list(filterfalse(self._chains.__contains__, self._stale)):
+            self._admit(request)
+        row_of = dict(zip(came, count(kept), strict=False))
+        if len(row_of) < len(self._stale):
+            row_of = dict(zip(rows, count(), strict=False))
+        for request in self._stale:
+            self._way_of_row[row_of[request]] = self._find_way(self._chains[request])
+        self._stale.clear()
 
-    def _count(self, chain: Chain, rows: int) -> None:
-        users, touched = self._users, self._touched
+    def _admit(self, request: Request) -> None:
+        chain = self._chains[request] = self._chain_of(request)
         for link in chain:
-            node = link.node_id
-            touched.setdefault(node, users[node] > 1)
-            users[node] += rows
+            users = self._users.setdefault(link.node_id, {})
+            if len(users) == 1:
+                self._stale.update(users)
+            users[request] = None
 
-    def _group(self, requests: Sequence[Request]) -> tuple[PrefixGroup, ...]:
-        tips = list(map(self._tips.__getitem__, requests))
-        counts = Counter(tips)
-        del counts[_NOBODY]
-        self._ways = {tip: self._ways[tip] for tip in counts}
-        levels = _best_levels(zip(self._ways.values(), counts.values(), strict=True), self._users)
-        number_of_level = {level: number for number, level in enumerate(dict.fromkeys(filter(None, levels)))}
-        self._pieces = {level: self._pieces.get(level) or _pieces_of(level) for level in number_of_level}
-        if not number_of_level:
-            return ()
-        number_of_level[()] = len(number_of_level)  # sorted behind all groups
-        number_of_tip = {tip: number_of_level[level] for tip, level in zip(counts, levels, strict=True)}
-        number_of_tip[_NOBODY] = number_of_level[()]
-        numbers = np.fromiter(map(number_of_tip.__getitem__, tips), np.int16, len(tips))
-        ends = np.cumsum(np.bincount(numbers)).tolist()
+    def _find_way(self, chain: Chain) -> int:
+        depth = 0
+        for link in chain:
+            if len(self._users[link.node_id]) < 2:
+                break
+            depth += 1
+        if not depth:
+            return 0
+        way = self._way_to.setdefault(chain[depth - 1].node_id, len(self._ways))
+        if way == len(self._ways):
+            self._ways.append(())
+        self._ways[way] = chain[:depth]
+        return way
+
+    def _group(self) -> tuple[PrefixGroup, ...]:
+        counts = np.bincount(self._way_of_row, minlength=len(self._ways))
+        if not counts[1:].all():
+            counts = self._drop_unused_ways(counts)
+        levels = _best_levels(self._ways, counts.tolist(), self._users)
+        number_at = {level: number for number, level in enumerate(dict.fromkeys(filter(None, levels)))}
+        nobody = number_at[()] = len(number_at)  # sorted behind all groups
+        number_of_way = np.fromiter(map(number_at.__getitem__, levels), np.int16, len(levels))
+        numbers = number_of_way.take(self._way_of_row)
+        ends = np.cumsum(np.bincount(numbers, minlength=nobody + 1)).tolist()
         rows = np.argsort(numbers, kind="stable").tolist()
-        groups = []
+        del number_at[()]
+        known, self._group_at = self._group_at, {}
         begin = 0
-        for (level, pieces), end in zip(self._pieces.items(), ends, strict=False):
-            groups.append(PrefixGroup(tuple(rows[begin:end]), level[-1].end_tokens, pieces, level[-1].node_id))
+        for level, end in zip(number_at, ends, strict=False):
+            self._group_at[level] = _group_of(level, tuple(rows[begin:end]), known.get(level))
             begin = end
-        return tuple(sorted(groups, key=lambda group: group.rows[0]))
+        return tuple(sorted(self._group_at.values(), key=lambda group: group.rows[0]))
+
+    def _drop_unused_ways(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers the ways anew; returns their counts."""
+        is_used = counts > 0
+        is_used[0] = True
+        self._way_of_row = (np.cumsum(is_used) - 1).take(self._way_of_row)
+        self._ways = list(compress(self._ways, is_used))
+        self._way_to = {way[-1].node_id: number for number, way in enumerate(self._ways) if way}
+        return counts[is_used]
+
+
+def _rows_gone(before: Sequence[object], now: Sequence[object]) -> list[int]:
+    """The rows of `before` without which it is the beginning of `now`."""
+    gone: list[int] = []
+    for first in range(0, len(before), _BLOCK_ROWS):
+        end, shift = min(first + _BLOCK_ROWS, len(before)), len(gone)
+        if before[first:end] == now[first - shift : end - shift]:
+            continue
+        at = first - shift
+        for row, request in enumerate(before[first:end], first):
+            if at < len(now) and request == now[at]:
+                at += 1
+            else:
+                gone.append(row)
+    return gone
+
+
+def _group_of(level: Chain, rows: tuple[int, ...], known: PrefixGroup | None) -> PrefixGroup:
+    """`known` is the group that was at this level before."""
+    if known is not None and known.rows == rows:
+        return known
+    pieces = known.pieces if known is not None else _pieces_of(level)
+    return PrefixGroup(rows, level[-1].end_tokens, pieces, level[-1].node_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,22 +202,28 @@ class _Candidate:
         return self.chain[-1].end_tokens
 
 
-def _shared_part(chain: Chain, users: Mapping[int, int]) -> Chain:
-    """The links that at least two rows pass through; `users` counts the rows of every node."""
-    for depth, link in enumerate(chain):
-        if users[link.node_id] < 2:
-            return chain[:depth]
-    return chain
-
-
-def _best_levels(tips: Iterable[tuple[Chain, int]], users: Mapping[int, int]) -> list[Chain]:
-    """For every (shared part, rows that have it): down to where those rows should share; () is not at all.
+def _best_levels(ways: Sequence[Chain], rows: Sequence[int], users: Users) -> list[Chain]:
+    """Down to where the rows of every way should share; () is not at all. `rows` are how many a way has.
 
     A row joins one ancestor level. A group of r rows over p tokens saves (r - 1) x p; the sum is maximal: opening a
     node costs its depth, every row gains the depth of its deepest opened ancestor, solved bottom-up over the tree.
     """
+    ways_below: dict[int, list[int]] = {}
+    for number, way in enumerate(ways):
+        if way:
+            ways_below.setdefault(way[0].node_id, []).append(number)
+    levels = list(ways)
+    for numbers in ways_below.values():
+        if len(numbers) > 1:  # who has a tree for themselves share all they can
+            chosen = _solve_tree([(ways[number], rows[number]) for number in numbers], users)
+            for number, level in zip(numbers, chosen, strict=True):
+                levels[number] = level
+    return levels
+
+
+def _solve_tree(ways: Iterable[tuple[Chain, int]], users: Users) -> list[Chain]:
     found: dict[int, _Candidate] = {}
-    ends = [_enter(chain, rows, users, found) for chain, rows in tips]
+    ends = [_enter(chain, rows, users, found) for chain, rows in ways]
     candidates = list(found.values())  # every node after the one above it
     for node in reversed(candidates):
         _solve(node)
@@ -171,11 +236,11 @@ def _best_levels(tips: Iterable[tuple[Chain, int]], users: Mapping[int, int]) ->
     return [deepest[id(end)][1] if end is not None else () for end in ends]
 
 
-def _enter(chain: Chain, rows: int, users: Mapping[int, int], found: dict[int, _Candidate]) -> _Candidate | None:
+def _enter(chain: Chain, rows: int, users: Users, found: dict[int, _Candidate]) -> _Candidate | None:
     above = None
     for depth, link in enumerate(chain):
         # A node below with the same rows saves more. (A row that ends here makes the counts differ.)
-        if depth + 1 < len(chain) and users[chain[depth + 1].node_id] == users[link.node_id]:
+        if depth + 1 < len(chain) and len(users[chain[depth + 1].node_id]) == len(users[link.node_id]):
             continue
         node = found.get(link.node_id)
         if node is None:
