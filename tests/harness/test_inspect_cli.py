@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 
 from harness.builders import CPU, kernel_record, serving_record
+from harness.every_kind import one_of_every_kind
+from prefixbench import cli, record
 from prefixbench.errors import NotComparableError, StoreError, UsageError
 from prefixbench.record import Failure
 from prefixbench.store import save
@@ -44,6 +47,52 @@ def test_show_a_failure_and_a_kernel(runs: Path, capsys: pytest.CaptureFixture[s
     assert "failure: oom: no [memory] left" in capsys.readouterr().out
     show(["implementation=dense", "--runs", str(runs)])
     assert "100 us (warm)" in capsys.readouterr().out
+
+
+SHOWN = {
+    "serving": ("llama-3.1-8b full 16384x8", "800 tok/s", "100% dense"),
+    "kernel": ("dense 8192x256+0", "100 us (warm)", "dense"),
+    "numerics": ("tiny path full 128x2", "log-probabilities of 4 positions", "100% dense"),
+    "outside": ("llama-3.1-8b stock+plugin", "317 tok/s by our client, 260 by theirs", "100% dense"),
+    "dispatch": ("auto 4096x512+64, 32 groups", "decision 0.2 us, planning 180 us", "dense"),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_show_knows_every_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(one_of_every_kind()[kind], tmp_path, {})
+    assert show(["--runs", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in SHOWN[kind]:
+        assert words in printed
+
+
+def test_no_kind_is_missing_here() -> None:
+    assert SHOWN.keys() == one_of_every_kind().keys() == {kind.kind for kind in get_args(record.Measurement)}
+
+
+# verb: its further words, its exit codes for good records and for failed ones
+READERS = {
+    "show": ((), 0, 0),
+    "scorecard": ((), 0, 0),
+    "regret": ((), 2, 2),
+    "export": (("-o", "{folder}/table.csv"), 0, 2),
+    "report": (("-o", "{folder}/report"), 0, 0),
+    "targets": (("engine",), 1, 1),
+}
+
+
+@pytest.mark.parametrize("verb", READERS)
+@pytest.mark.parametrize("failed", [False, True], ids=["ok", "failed"])
+def test_every_reading_verb_reads_every_kind(verb: str, failed: bool, tmp_path: Path) -> None:
+    """Or refuses in one line; a KeyError is neither. Two launches, so that intervals are made as well."""
+    for launch in range(2):
+        for made in one_of_every_kind(launch).values():
+            broken = replace(made, status="failed", measurement=None, failure=Failure("failed", "it broke"))
+            save(broken if failed else made, tmp_path / "runs", {})
+    words, *codes = READERS[verb]
+    arguments = [word.format(folder=tmp_path) for word in words]
+    assert cli.main([verb, *arguments, "--runs", str(tmp_path / "runs")]) == codes[failed]
 
 
 def test_compare_two_paths_is_paired(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

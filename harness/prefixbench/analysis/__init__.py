@@ -10,13 +10,14 @@ amdahl        check(point, path) -> AmdahlCheck, or a sentence when attention wa
 compare       compare(first, second, metrics) -> Comparison(pairs, mismatches, unmatched)
 requests      requests(records) -> one row per request; latency_percentiles(record)
 comparable    environment_mismatches, case_mismatches, measured_mismatches -> Mismatch (key and both values)
-family        the gate's statistics, vectorised; gate_arms turns records into its arrays
-gate          evaluate(baseline, candidate, GateConfig, anchor) -> GateResult(outcome, exit_code, reasons, rows, ...)
-gate_selftest self_test(rule), replay(records, config) -> [Rate(name, red, low, high, bound, ok)]
-claims        load_claims() -> (Claim, ...) from conf/claims.yaml
-scorecard     scorecard(records) -> [ScoreRow(claim, Finding(verdict, why, measured, estimate, hardware, record_ids))];
-              counts(rows); claims_kernel and claims_serving hold one judge per claim, evidence what they share
-roofline      step_time(gpu, model, load, path) -> StepTime; roofline_checks loads conf/hardware.yaml, roofline_fit
-              fits it and gives residuals, on_paper(hardware) is the seed's machine; roofline_records adds our records
-predict       predict(model, fitted, load, largest_suffix) -> [Prediction(step_ms, tok_s, speedup, pays)]
+gate          judge.evaluate(baseline, candidate, GateConfig, anchor) -> GateResult(outcome, exit_code, reasons, ...);
+              arms turns records into the arrays of family, the statistics; selftest.self_test(rule) and
+              replay(records, config) -> [Rate(name, red, low, high, bound, ok)]
+claims        reported.load_claims() -> (Claim, ...) from conf/claims.yaml; scorecard.scorecard(records) ->
+              [ScoreRow(claim, Finding(verdict, why, measured, estimate, hardware, record_ids))]; kernel, serving and
+              dispatch hold one judge per claim, evidence what they share
+dispatcher    calibration.calibrate(kernel records) -> profile and fit; regret of rules; thresholds; host time
+roofline      model.step_time(gpu, model, load, path) -> StepTime; checks loads conf/hardware.yaml, fit fits it and
+              gives residuals, on_paper(hardware) is the seed's machine; records adds ours;
+              predict.predict(model, fitted, load, largest_suffix) -> [Prediction(step_ms, tok_s, speedup, pays)]
 """

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 
 from prefixbench.analysis.frame import KERNELS
+from prefixbench.case import DispatchCase, KernelCase, NumericsCase, OutsideCase, ServingCase
 from prefixbench.record import Environment, Record
 
 BATCH_TOLERANCE = 0.05
@@ -111,12 +112,25 @@ def case_mismatches(baseline: Mapping[str, Record], candidate: Mapping[str, Reco
 
 def case_label(record: Record) -> str:
     """A short name of the case for tables."""
-    case = asdict(record.case)
-    if case["kind"] == "kernel":
-        shape = f"{case['prefix_tokens']}x{case['batch']}+{case['suffix_tokens']}"
-        return f"{case['implementation']} {shape}, {case['q_heads']}/{case['kv_heads']} heads, {case['layout']}"
-    path = case["path"] if case["path"] != "stock" or not case["plugin"] else "stock+plugin"
-    return f"{case['model']} {path} {case['prefix_tokens']}x{case['concurrency']} {case['workload']}"
+    match record.case:
+        case KernelCase() as case:
+            shape = f"{case.prefix_tokens}x{case.batch}+{case.suffix_tokens}"
+            return f"{case.implementation} {shape}, {case.q_heads}/{case.kv_heads} heads, {case.layout}"
+        case NumericsCase() as case:
+            fault = "" if case.fault == "none" else f" with {case.fault}"
+            return f"{case.model} {case.role} {case.path}{fault} {case.prefix_tokens}x{case.concurrency}"
+        case DispatchCase() as case:
+            shape = f"{case.prefix_tokens}x{case.batch}+{case.suffix_tokens}"
+            return f"{case.mode} {shape}, {case.groups} groups, {case.change} exchanged"
+        case OutsideCase() as case:
+            return f"{_serving_label(case.serving)}, {case.client}"
+        case ServingCase() as case:
+            return _serving_label(case)
+
+
+def _serving_label(case: ServingCase) -> str:
+    path = case.path if case.path != "stock" or not case.plugin else "stock+plugin"
+    return f"{case.model} {path} {case.prefix_tokens}x{case.concurrency} {case.workload}"
 
 
 def _environment_values(environments: Sequence[Environment], under_test: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, median
 
 import pandas as pd
 from rich import box
@@ -19,11 +21,19 @@ from prefixbench.analysis.claims.evidence import figure
 from prefixbench.analysis.comparable import case_label
 from prefixbench.analysis.compare import Comparison
 from prefixbench.analysis.compare import compare as compare_records
+from prefixbench.analysis.outside import outside_tok_s, tok_s
 from prefixbench.analysis.requests import latency_percentiles, requests
 from prefixbench.analysis.stats import Interval
 from prefixbench.errors import NotComparableError, StoreError, UsageError
 from prefixbench.hints import unknown
-from prefixbench.record import KernelMeasurement, Record, ServingMeasurement
+from prefixbench.record import (
+    DispatchMeasurement,
+    KernelMeasurement,
+    NumericsMeasurement,
+    OutsideMeasurement,
+    Record,
+    ServingMeasurement,
+)
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 
 _LEVELS: dict[str, Callable[[Sequence[Record]], pd.DataFrame]] = {
@@ -112,31 +122,47 @@ def _summary(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE)
     for heading in ("record", "status", "case", "on", "figure", "steps by kernel", "flags"):
         table.add_column(heading)
-    serving = frame.launches(frame.blocks(records))
-    kernels = frame.kernels(records)
-    by_id = {} if serving.empty else {row["record_id"]: row for _, row in serving.iterrows()}
     for record in records:
-        figures, steps, flags = "—", "—", ""
-        if record.record_id in by_id:
-            row = by_id[record.record_id]
-            figures = _rate(row["decode_tok_s"], "{:,.0f} tok/s") + ", " + _rate(row["tpot_ms"], "{:.3g} ms/token")
-            shares = {kernel: row[f"share_{kernel}"] for kernel in frame.KERNELS}
-            steps = ", ".join(f"{share:.0%} {kernel}" for kernel, share in shares.items() if share > 0) or "not counted"
-            flags = "; ".join(row["flags"])
-        elif not kernels.empty and (kernels["record_id"] == record.record_id).any():
-            timed = kernels[kernels["record_id"] == record.record_id]
-            figures = ", ".join(f"{row.kernel_us:.4g} us ({row.l2})" for row in timed.itertuples())
-        cells = (
-            record.record_id,
-            record.status,
-            case_label(record),
-            frame.device_name(record.environment),
-            figures,
-            steps,
-            flags,
-        )
+        on = frame.device_name(record.environment)
+        cells = (record.record_id, record.status, case_label(record), on, *_figures(record))
         table.add_row(*map(escape, cells))
     return table
+
+
+def _figures(record: Record) -> tuple[str, str, str]:
+    """What was measured, which kernels served it, and flags; in a few words."""
+    match record.measurement:
+        case ServingMeasurement():
+            rows = frame.launches(frame.blocks([record]))
+            return ("—", "—", "") if rows.empty else _serving_figures(rows.iloc[0])
+        case KernelMeasurement() as measured:
+            timings = (f"{row.kernel_us:.4g} us ({row.l2})" for row in frame.kernels([record]).itertuples())
+            return ", ".join(timings) or "—", measured.path_ran or "—", ""
+        case NumericsMeasurement() as measured:
+            positions = sum(map(len, measured.logprobs))
+            return f"log-probabilities of {positions:,} positions", _steps(measured.counters.steps), ""
+        case OutsideMeasurement(pairs):
+            ours, theirs = mean(tok_s(pair.ours) for pair in pairs), mean(outside_tok_s(pair.theirs) for pair in pairs)
+            counted = Counter[str]()
+            for pair in pairs:
+                counted.update(pair.counters.steps if pair.counters else {})
+            return f"{ours:,.0f} tok/s by our client, {theirs:,.0f} by theirs", _steps(counted), ""
+        case DispatchMeasurement() as measured:
+            decision, planning = median(measured.decision_us), median(measured.planning_us)
+            return f"decision {decision:.3g} us, planning {planning:.4g} us", measured.path_chosen, ""
+        case None:
+            return "—", "—", ""
+
+
+def _serving_figures(row: pd.Series) -> tuple[str, str, str]:
+    figures = _rate(row["decode_tok_s"], "{:,.0f} tok/s") + ", " + _rate(row["tpot_ms"], "{:.3g} ms/token")
+    return figures, _steps({kernel: row[f"share_{kernel}"] for kernel in frame.KERNELS}), "; ".join(row["flags"])
+
+
+def _steps(counted: Mapping[str, float]) -> str:
+    total = sum(counted.values())
+    shares = (f"{count / total:.0%} {kernel}" for kernel, count in counted.items() if count > 0)
+    return ", ".join(shares) or "not counted"
 
 
 def _details(record: Record) -> list[str]:
