@@ -14,6 +14,8 @@ from prefixbench.config.cases import sweep_cases
 from prefixbench.config.overrides import one_line_errors, prepare, quoted
 from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.errors import UsageError
+from prefixbench.jobs.launch import build_workload
+from prefixbench.jobs.sweep import by_size
 from prefixbench.workloads import NAMES
 from prefixbench.workloads.churn import ChurnOptions
 from prefixbench.workloads.sharegpt import ShareGptOptions
@@ -57,6 +59,48 @@ def test_command_line_beats_preset_beats_defaults() -> None:
     assert load("sweep=cpu-smoke", "prefix_len=64").prefix_len == 64
 
 
+PARTS = ("+workload@also.apart.workload=distinct", "also.apart.concurrency=3", "also.apart.path=[stock]")
+
+
+def test_parts_add_cells_for_the_same_servers() -> None:
+    whole, both = load("path=[stock,full]"), load("path=[stock,full]", *PARTS)
+    added = [case for case in sweep_cases(both) if case not in sweep_cases(whole)]
+    assert [case for case in sweep_cases(both) if case not in added] == list(sweep_cases(whole))
+    assert {(case.workload, case.concurrency, case.path, case.plugin) for case in added} == {
+        ("distinct", 3, "stock", True),
+        ("distinct", 3, "stock", False),
+    }
+    assert all(case.prefix_tokens == 512 for case in added)
+    alone = sweep_cases(load("workload=distinct", "concurrency=3", "path=stock"))
+    assert added == list(alone), "the same case, whichever way it was asked for, so that a later run resumes it"
+
+
+def test_a_case_that_two_parts_ask_for_is_one_case() -> None:
+    again = load("path=[stock,full]", "+workload@also.again.workload=shared-prefix")
+    assert sweep_cases(again) == sweep_cases(load("path=[stock,full]"))
+
+
+def test_cells_of_other_workloads_are_other_cells() -> None:
+    cells = by_size(sweep_cases(load(*PARTS, "also.apart.concurrency=8")))
+    assert [{case.workload for case in cell} for cell in cells] == [{"shared-prefix"}, {"distinct"}]
+    assert [build_workload(load(), cell[0]).name for cell in cells] == ["shared-prefix", "distinct"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("also.apart.path=[auto]", "also.apart: path 'auto' is unknown; allowed: cascade, full, stock"),
+        ("also.apart.prefix_len=-1", "also.apart: prefix_len=-1: allowed are whole numbers from 0"),
+        ("also.apart.concurrency=4096", "also.apart: concurrency=4096 is above engine.max_running_requests=512"),
+        ("also.apart.prefix_lenn=1", "key 'also.apart.prefix_lenn' is unknown; did you mean 'prefix_len'?"),
+    ],
+)
+def test_mistakes_in_a_part_name_the_part(override: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load(*PARTS, override)
+    assert message in str(refused.value)
+
+
 def test_stock_is_measured_with_and_without_the_plugin() -> None:
     cases = sweep_cases(load("path=[stock,full]"))
     assert [(case.path, case.plugin) for case in cases] == [("stock", True), ("full", True), ("stock", False)]
@@ -84,7 +128,7 @@ def test_sweeps_that_one_server_can_serve_become_lists() -> None:
         ("path=[stock,casade]", "path 'casade' is unknown; did you mean 'cascade'?"),
         ("engine.page_sze=1", "did you mean 'page_size'?"),
         ("measure.warmup_scope=cel", "did you mean 'cell'? allowed: cell, launch"),
-        ("+nothing=1", "key 'nothing' is unknown; allowed: concurrency"),
+        ("+nothing=1", "key 'nothing' is unknown; allowed: also, concurrency"),
         ("+model.nothing=1", "key 'model.nothing' is unknown"),
         ("workload.settings.rate=1", "allowed below workload.settings: requests"),
         ("prefix_len=1,2", "add -m, or write 'prefix_len=[1,2]'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.errors import UsageError
 from prefixbench.machine import environment
 from prefixbench.record import Failure
+from prefixbench.targets.table import read_targets
 from prefixbench.verbs import calibrate as calibrate_cli
 from prefixbench.verbs import reproduce
 
@@ -50,10 +52,11 @@ def test_presets_are_whole_and_every_claim_is_spoken_for(preset: str) -> None:
 
 def test_a_budget_drops_the_least_informative_first_and_says_so() -> None:
     plan = reproduce.read_plan(DATA, "one-gpu")
-    fitted = reproduce.fit(plan, 22.0)
-    assert fitted.minutes <= 22.0 < plan.minutes
+    fitted = reproduce.fit(plan, 23.2)
+    assert fitted.minutes <= 23.2 < plan.minutes
     assert fitted.dropped == ("the rollouts", "the ShareGPT-like workload")
-    assert "rollouts" not in fitted.steps
+    workloads = {case.workload for case in cases_of(fitted.steps["grid"])[1]}
+    assert workloads == {"shared-prefix", "distinct"}
     shortest = reproduce.fit(plan, 9.0)
     assert "concurrency=256" in shortest.steps["grid"].arguments
     assert "kernels" not in shortest.steps
@@ -76,7 +79,8 @@ def test_the_cells_of_the_headline_have_three_launches_and_every_stock_backend()
     grid, headline, fa3 = (cases_of(steps[name]) for name in ("grid", "headline", "fa3"))
     assert {case_hash(case) for case in headline[1]} <= {case_hash(case) for case in grid[1]}
     assert (grid[0].launches, headline[0].launches) == (1, 3)
-    cells = {(case.prefix_tokens, case.concurrency) for case in grid[1]}
+    whole = [case for case in grid[1] if (case.workload, case.output_tokens) == ("shared-prefix", 256)]
+    cells = {(case.prefix_tokens, case.concurrency) for case in whole}
     assert cells == {(prefix, rows) for prefix in (512, 2048, 8192, 16384) for rows in (64, 256, 512)}
     assert {(case.path, case.plugin) for case in headline[1]} == {
         ("stock", False),
@@ -86,7 +90,24 @@ def test_the_cells_of_the_headline_have_three_launches_and_every_stock_backend()
     }
     assert {case.stock_backend for case in grid[1]} == {"flashinfer"}
     assert {(case.stock_backend, case.path, case.plugin) for case in fa3[1]} == {("fa3", "stock", False)}
-    assert {case.output_tokens for case in (*grid[1], *fa3[1])} == {256}
+    assert {case.output_tokens for case in fa3[1]} == {256}
+
+
+def test_every_cell_of_every_engine_target_is_measured_with_ours_and_with_stock() -> None:
+    _, cases = cases_of(reproduce.read_plan(DATA, "one-gpu").steps["grid"])
+    measured = {(c.workload, c.prefix_tokens, c.concurrency, c.path, c.plugin) for c in cases}
+    sizes = {(c.workload, c.prefix_tokens, c.concurrency) for c in cases}
+    targets = read_targets(config_dir() / "targets.yaml").engine
+    assert len(targets) == 7
+    for target in targets:
+        cells = target.cells
+        for workload in cells.workload:
+            prefixes = cells.prefix_tokens or {prefix for name, prefix, _ in sizes if name == workload}
+            counts = cells.concurrency or {count for name, _, count in sizes if name == workload}
+            assert prefixes, target.name
+            for prefix, count in product(prefixes, counts):
+                arms = {("stock", False)} | {(path, True) for path in target.ours}
+                assert {(workload, prefix, count, *arm) for arm in arms} <= measured, target.name
 
 
 @pytest.mark.parametrize("preset", DATA["presets"])

@@ -5,20 +5,32 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from prefixbench.case import ServingCase, Settings
+from prefixbench.case import ServingCase, Settings, case_hash
 from prefixbench.config.checks import values
-from prefixbench.config.run import AXES, RunConfig
+from prefixbench.config.run import AXES, RunConfig, parts
 
 
 def sweep_cases(config: RunConfig) -> tuple[ServingCase, ...]:
-    """Every case of one job, in the order the axes were given; the baseline without the plugin comes last."""
-    return tuple(
-        _case(config, path, plugin, *sizes)
+    """Every case of one job, in the order the axes were given; the baseline without the plugin comes last. A case that
+    several parts ask for is one case."""
+    asked_for = (
+        _case(part, path, plugin, *sizes)
         for plugin in (True, False)
-        for sizes in product(*(values(config, axis) for axis in AXES))
-        for path, asked in config.path.items()
+        for part in parts(config).values()
+        for sizes in product(*(values(part, axis) for axis in AXES))
+        for path, asked in part.path.items()
         if asked.plugin in ("both", "with" if plugin else "without")
     )
+    return tuple({case_hash(case): case for case in asked_for}.values())
+
+
+def workload_settings(case: ServingCase) -> Settings:
+    """The settings of the case's workload alone."""
+    return {
+        name: value
+        for name, value in case.workload_settings.items()
+        if name != "seed" and not name.startswith("measure.")
+    }
 
 
 def has_graphs(config: RunConfig) -> bool:

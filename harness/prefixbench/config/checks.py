@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from prefixbench.config.run import AXES, PATHS, RunConfig
+from prefixbench.config.run import AXES, PATHS, RunConfig, parts
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 
@@ -45,8 +45,13 @@ def load(composed: DictConfig) -> RunConfig:
         raise UsageError("the configuration does not start from the schema; keep `- schema` first in its defaults list")
     _refuse_added_keys(config, "")
     check_server(config)
-    _check_values(config)
-    _check_combinations(config)
+    for name, part in parts(config).items():
+        try:
+            _check_paths_of_part(config, name)
+            _check_values(part)
+            _check_combinations(part)
+        except UsageError as error:
+            raise UsageError(f"also.{name}: {error}" if name else str(error)) from None
     return config
 
 
@@ -81,6 +86,12 @@ def values(config: RunConfig, axis: str) -> tuple[int, ...]:
     if not listed or len(set(listed)) != len(listed):
         raise UsageError(f"{axis}={list(listed)}: give at least one value, and each only once")
     return listed
+
+
+def _check_paths_of_part(config: RunConfig, name: str) -> None:
+    for path in (config.also[name].path if name else None) or ():
+        if path not in config.path:
+            raise unknown("path", path, config.path)
 
 
 def _refuse_added_keys(group: Any, prefix: str) -> None:

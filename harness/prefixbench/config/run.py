@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -82,6 +82,18 @@ class MeasureConfig:
 
 
 @dataclass
+class PartConfig:
+    """More cells for the same servers to measure; what is None is as in the whole."""
+
+    workload: WorkloadConfig | None = None
+    path: list[str] | None = None
+    prefix_len: Any = None
+    suffix_len: Any = None
+    output_len: Any = None
+    concurrency: Any = None
+
+
+@dataclass
 class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     gpus: GpusConfig = field(default_factory=GpusConfig)
@@ -93,6 +105,7 @@ class RunConfig:
     suffix_len: Any = MISSING
     output_len: Any = MISSING
     concurrency: Any = MISSING
+    also: dict[str, PartConfig] = field(default_factory=dict)
     launches: int = MISSING
     seed: int = MISSING
     resume: bool = MISSING
@@ -104,3 +117,19 @@ class RunConfig:
 
 def register_schema() -> None:
     ConfigStore.instance().store(name="schema", node=RunConfig)
+
+
+def parts(config: RunConfig) -> dict[str, RunConfig]:
+    """The configuration without `also` under "", and by their names the parts of it, each as a whole configuration.
+
+    A path that the whole does not have is left out of a part; `checks` refuses it.
+    """
+    whole = replace(config, also={})
+    return {"": whole} | {name: _whole(whole, part) for name, part in config.also.items()}
+
+
+def _whole(config: RunConfig, part: PartConfig) -> RunConfig:
+    given = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) is not None}
+    if part.path is not None:
+        given["path"] = {name: config.path[name] for name in part.path if name in config.path}
+    return replace(config, **given)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefixbench.case import ServingCase, Settings, case_hash
+from prefixbench.config.cases import workload_settings
 from prefixbench.config.run import RunConfig
 from prefixbench.engines.base import Engine, SendPlan, Server, ServerFailedError, start_all
 from prefixbench.jobs import sweep
@@ -41,8 +42,8 @@ class Outcome:
 def build_workload(config: RunConfig, case: ServingCase) -> Workload:
     """The prompts of a case; the same for every path, block and launch, so that figures can be paired."""
     return build(
-        config.workload.name,
-        config.workload.settings,
+        case.workload,
+        workload_settings(case),
         prefix_tokens=case.prefix_tokens,
         suffix_tokens=case.suffix_tokens,
         output_tokens=case.output_tokens,

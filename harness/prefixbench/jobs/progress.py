@@ -76,9 +76,11 @@ class Progress:
 def describe(case: ServingCase) -> str:
     """One case in one line, as people read it."""
     plugin = "" if case.plugin else " (no plugin)"
+    workload = "" if case.workload == "shared-prefix" else f" {case.workload},"
     tokens = f"prefix {case.prefix_tokens} + {case.suffix_tokens}, {case.output_tokens} out"
-    return f"{case.model} {case.path}{plugin} {tokens}, {case.concurrency} in flight"
+    return f"{case.model} {case.path}{plugin}{workload} {tokens}, {case.concurrency} in flight"
 
 
 def _key(case: ServingCase) -> tuple[object, ...]:
-    return case.path, case.plugin, case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency
+    sizes = (case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency)
+    return case.workload, case.path, case.plugin, *sizes

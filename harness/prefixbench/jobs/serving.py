@@ -116,7 +116,7 @@ class _JobRun:
 
     def _labels(self, case: ServingCase) -> tuple[str, ...]:
         """What a reader must know before believing a figure."""
-        is_synthetic = self._config.workload.settings.get("file") is None
+        is_synthetic = case.workload_settings.get("file") is None
         prompts, modelled = ("synthetic-prompts",) * is_synthetic, ("modelled-bytes",) * case.plugin
         return (*self._engine.labels, *prompts, *modelled)
 

@@ -58,10 +58,11 @@ def cells(launch: LaunchPlan, seed: int) -> tuple[tuple[ServingCase, ...], ...]:
 
 def by_size(wanted: Sequence[ServingCase]) -> list[tuple[ServingCase, ...]]:
     """Cases that differ in path or plugin only, together; they are sent the same prompts."""
-    grouped: dict[tuple[int, int, int, int], list[ServingCase]] = {}
+    grouped: dict[tuple[object, ...], list[ServingCase]] = {}
     for case in wanted:
+        prompts = (case.workload, *sorted(case.workload_settings.items()))
         sizes = (case.prefix_tokens, case.suffix_tokens, case.output_tokens, case.concurrency)
-        grouped.setdefault(sizes, []).append(case)
+        grouped.setdefault((*prompts, *sizes), []).append(case)
     return [tuple(group) for group in grouped.values()]
 
 
