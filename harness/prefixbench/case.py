@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -116,5 +117,10 @@ Case = ServingCase | KernelCase | NumericsCase | OutsideCase | DispatchCase
 
 def case_hash(case: Case) -> str:
     """12 hex digits of SHA-256 over the canonical JSON of the case; field order and launch count do not matter."""
-    text = json.dumps(asdict(case), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return fields_hash(asdict(case))
+
+
+def fields_hash(fields: Mapping[str, object]) -> str:
+    """The hash of a case as a record's file holds it: fields that a later version added are no part of it."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

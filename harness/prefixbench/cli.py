@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
-from prefixbench.errors import BenchError
+from prefixbench.errors import BenchError, StoreError, UsageError
 from prefixbench.hints import unknown
 
 _VERBS = {
@@ -44,22 +47,20 @@ _EXIT_CODES = """exit codes
   1  something failed, regressed or did not meet what was asked; all of it is listed
   2  bad option, configuration, selector or input file
   3  two selections differ in something that is not under test
-  4  a record could not be written or read
+  4  a record or another file could not be written or read
   5  the engine cannot be used here, or did not behave
   130  interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code (the table is in --help)."""
+    _prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     logger = logging.getLogger("prefixbench")  # the root logger is Hydra's to configure
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_help())
-        return 0 if arguments else 2
     try:
-        return function(arguments[0])(arguments[1:])
+        return _run(arguments)
     except BenchError as error:
         return _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
@@ -69,8 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; what was recorded is kept, the same command goes on from there", 130)
     except BrokenPipeError:
-        sys.stderr.close()
+        _discard_output()
         return 1
+    except OSError as error:
+        _discard_output()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}; what was recorded is kept", StoreError.exit_code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0 if arguments else 2
+    _check_folder()
+    code = function(arguments[0])(list(arguments[1:]))
+    sys.stdout.flush()  # a full disk behind it must not show only after the exit code is decided
+    return code
 
 
 def verbs() -> dict[str, str]:
@@ -86,6 +101,31 @@ def function(verb: str) -> Callable[[list[str]], int]:
     module, _, name = _VERBS[verb][0].partition(":")
     found: Callable[[list[str]], int] = getattr(import_module(module), name)
     return found
+
+
+def _prepare_streams() -> None:
+    """Whatever terminal, pipe or locale this is, no name in a record may stop the output; nor may a missing stream."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - it stays for the life of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """What could not be written is not tried again at the end of the process, which would complain in many lines."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder does not exist any more; change to one that does") from None
 
 
 def _help() -> str:

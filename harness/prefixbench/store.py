@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from prefixbench.case import fields_hash
 from prefixbench.errors import StoreError
 from prefixbench.record import SCHEMA_VERSION, Record
 from prefixbench.selection import Selection, parse_selector
@@ -54,7 +55,7 @@ def save(record: Record, root: Path, extra_files: Mapping[str, str | bytes | Pat
     for name, content in {RECORD_FILE: text, **extra_files}.items():
         if isinstance(content, Path):
             content = content.read_bytes()
-        _write_synced(temporary / name, content.encode() if isinstance(content, str) else content)
+        _write_synced(temporary / name, content.encode(errors="replace") if isinstance(content, str) else content)
     _sync_folder(temporary)
     try:
         temporary.rename(folder)
@@ -109,39 +110,58 @@ class Reading:
 
 
 def read_tree(folder: Path) -> Reading:
-    """Every record below `folder`; `reference` and dotted folders below it are left out."""
-    records, problems = [], []
+    """Every record below `folder`, each once; `reference` and dotted folders below it are left out."""
+    records: dict[str, Record] = {}
+    files: dict[str, Path] = {}
+    problems: list[str] = []
     for path in _record_files(folder):
         try:
-            records.append(read_record(path))
+            record = read_record(path)
         except InvalidRecordError as error:
             problems.append(str(error))
-            _log.warning("%s", error)
-    return Reading(tuple(records), tuple(problems))
+            continue
+        first = files.setdefault(record.record_id, path)
+        if first is not path:
+            problems.append(f"{path} is the record of {first} again; it is left out")
+        records.setdefault(record.record_id, record)
+    for problem in problems:
+        _log.warning("%s", problem)
+    return Reading(tuple(records.values()), tuple(problems))
 
 
 class InvalidRecordError(StoreError):
-    """A file named record.json that is torn or not a record."""
+    """A file named record.json that is torn, not a record, or a copy of another one."""
 
 
 def read_record(path: Path) -> Record:
     """One record of any schema version up to this one. InvalidRecordError if torn, StoreError if newer."""
     try:
         content = path.read_bytes()
-        data = _parse(gzip.decompress(content) if path.suffix == ".gz" else content)
-        version = data["schema_version"]
-    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        data, text = _parse(gzip.decompress(content) if path.suffix == ".gz" else content)
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise InvalidRecordError(f"{path} is torn or not a record ({_first_line(error)}); it is left out") from None
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidRecordError(
+            f"{path} is torn or not a record (its schema version is {version!r}, not a number); it is left out"
+        )
+    if version > SCHEMA_VERSION:
         raise StoreError(
-            f"{path} has schema version {version!r}; this prefixbench reads up to {SCHEMA_VERSION}: install a newer one"
+            f"{path} has schema version {version}; this prefixbench reads up to {SCHEMA_VERSION}: install a newer one"
         )
     try:
-        return _ADAPTER.validate_python(data)
+        record = _ADAPTER.validate_python(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidRecordError(f"{path} is not a valid record: {where}: {first['msg']}; it is left out") from None
+    digest = fields_hash(data["case"])
+    if (record.case_hash, record.record_id) != (digest, f"{digest}/{record.launch.launch_id}"):
+        raise InvalidRecordError(
+            f"{path} is not a valid record: its case and launch do not make the id {record.record_id!r}, so it was "
+            "changed after it was written; it is left out"
+        )
+    return record
 
 
 def to_json(record: Record) -> str:
@@ -217,12 +237,25 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _parse(text: bytes) -> Any:
-    """A fast parser first; what it refuses (a lone surrogate, say) the standard one reads, or says what is wrong."""
+def _parse(text: bytes) -> tuple[Any, Any]:
+    """The data as it is, and as it can be shown and written anywhere: with lone surrogates replaced.
+
+    A fast parser first; what it refuses (a lone surrogate, say) the standard one reads, or says what is wrong.
+    """
     try:
-        return from_json(text, allow_inf_nan=False)
+        data = from_json(text, allow_inf_nan=False)
     except ValueError:
-        return json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant)
+        return data, _encodable(data)
+    return data, data
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def _refuse_constant(name: str) -> None:

@@ -64,10 +64,11 @@ def test_nan_is_refused_and_leaves_nothing(tmp_path: Path, value: float) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_lone_surrogate_can_be_written(tmp_path: Path) -> None:
-    record = replace(make_record(), overrides=("tag=\ud83d",))
-    store.save(record, tmp_path, {})
-    assert store.load((), tmp_path)[0].overrides == ("tag=\ud83d",)
+def test_lone_surrogate_can_be_written_and_is_read_as_text_that_any_output_takes(tmp_path: Path) -> None:
+    record = replace(make_record(model="\ud83d"), overrides=("tag=\ud83d",))
+    path = store.save(record, tmp_path, {}) / "record.json"
+    assert json.loads(path.read_text())["overrides"] == ["tag=\ud83d"]
+    assert store.load((), tmp_path)[0].overrides == ("tag=?",)
 
 
 def test_record_torn_after_every_byte_is_reported_and_the_others_read(
