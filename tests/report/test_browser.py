@@ -271,6 +271,20 @@ def test_printing_opens_every_table_and_uses_the_light_theme(fresh: Tab) -> None
     assert len(fresh.pdf()) > 100_000
 
 
+def test_a_long_table_is_printed_in_part_and_says_so(fresh: Tab) -> None:
+    fresh.evaluate("dispatchEvent(new Event('beforeprint'))")
+    fresh.emulate_media(media="print")
+    rows = "[...document.querySelectorAll('table')].map(t => [...t.tBodies[0].rows].map(row => row.offsetHeight > 0))"
+    printed = [table for table in fresh.evaluate(rows) if any(table)]
+    assert all(table == [index < 40 for index in range(len(table))] for table in printed)
+    assert fresh.locator(".printed-only:visible").all_inner_texts() == [
+        f"Printed: the first 40 of {len(table)} rows. All are in the page on a screen, and in report.json."
+        for table in printed
+        if len(table) > 40
+    ]
+    assert max(map(len, printed)) > 40, "no table here is long enough to be cut"
+
+
 @pytest.mark.parametrize(
     "fresh",
     [
