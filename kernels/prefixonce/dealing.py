@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,8 +63,6 @@ class Dealt(NamedTuple):
     cta_indptr: IntArray
 
 
-# Kept, because loads stay as they are when a request joins or leaves a group, as long as its tiles are as many.
-@lru_cache(maxsize=64)
 def deal(loads: tuple[Load, ...], geometry: Geometry, num_ctas: int) -> Dealt:
     """The work of `geometry.num_ctas` thread blocks, at most `num_ctas` of them busy."""
     if not loads:
@@ -76,10 +73,7 @@ def deal(loads: tuple[Load, ...], geometry: Geometry, num_ctas: int) -> Dealt:
         dealt = _deal_columns(loads, geometry, num_ctas)
     table = np.asarray([part for cta in dealt for part in cta], np.int64).reshape(-1, 5)
     idle = [0] * (geometry.num_ctas - len(dealt))
-    arrays = Dealt(table[:, 0], table[:, 1:], indptr_of([*map(len, dealt), *idle]))
-    for array in arrays:
-        array.flags.writeable = False
-    return arrays
+    return Dealt(table[:, 0], table[:, 1:], indptr_of([*map(len, dealt), *idle]))
 
 
 def _deal_columns(loads: Sequence[Load], geometry: Geometry, num_ctas: int) -> list[list[_Fragment]]:

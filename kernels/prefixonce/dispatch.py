@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from prefixonce.step import Choice, DecodeStep, Mode, Path, PrefixGroup
+from prefixonce.step import Choice, DecodeStep, Mode, Path, Piece, PrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,36 @@ Kept = Mapping[int, Path]
 _NOTHING_KEPT: Kept = MappingProxyType({})
 
 
+class _Verdict(NamedTuple):
+    """`saved_us`: against stock, as far as the cost model was asked."""
+
+    path: Path
+    reason: str
+    saved_us: float = 0.0
+
+
+class _Asked(NamedTuple):
+    """All that a verdict comes from, besides what a dispatcher is asked with in every step, and the verdict."""
+
+    pieces: tuple[Piece, ...]
+    rows: int
+    was: Path | None
+    verdict: _Verdict
+
+
 def choose(
-    step: DecodeStep, mode: Mode, limits: Limits, cost: CostModel | None = None, kept: Kept = _NOTHING_KEPT
+    step: DecodeStep,
+    mode: Mode,
+    limits: Limits,
+    cost: CostModel | None = None,
+    kept: Kept = _NOTHING_KEPT,
+    asked: dict[int, _Asked] | None = None,
 ) -> Choice:
     """Returns the path of every group with its reason; the step's path is the strongest one used.
 
     Depends only on its arguments (replicated state), so every tensor-parallel rank decides alike. The rule
-    `M_eff >= threshold -> dense, else cascade` is the seed paper's dispatcher. `kept` holds `auto` back from switching.
+    `M_eff >= threshold -> dense, else cascade` is the seed paper's dispatcher. `kept` holds `auto` back from switching;
+    `asked` are the groups of steps before, by node id, which saves asking again.
     """
     if mode is Mode.STOCK:
         return _unshared(step, Path.STOCK, "stock was asked for")
@@ -55,21 +78,23 @@ def choose(
         return _unshared(step, Path.PAGED, "paged was asked for")
     if not step.groups:
         return _unshared(step, Path.STOCK, "no two running requests share a prefix")
-    known: dict[tuple[int, int, int, Path | None], _Verdict] = {}
+    asked = {} if asked is None else asked
+    alike: dict[tuple[int, int, int, Path | None], _Verdict] = {}
     verdicts = []
     for group in step.groups:
-        was = kept.get(group.node_id)
-        alike = (len(group.rows), group.prefix_tokens, group.contiguous_tokens, was)
-        verdict = known.get(alike)
-        if verdict is None:
-            verdict = known[alike] = _choose_group(step, group, mode, limits, cost, was)
-        verdicts.append(verdict)
+        rows, was, known = len(group.rows), kept.get(group.node_id), asked.get(group.node_id)
+        if known is None or known.pieces is not group.pieces or known.rows != rows or known.was is not was:
+            key = (rows, group.prefix_tokens, group.contiguous_tokens, was)
+            verdict = alike.get(key) or _choose_group(step, group, mode, limits, cost, was)
+            known = asked[group.node_id] = _Asked(group.pieces, rows, was, verdict)
+            alike[key] = verdict
+        verdicts.append(known.verdict)
     if mode is Mode.AUTO and cost is not None:
         verdicts = _if_it_pays(verdicts, cost, _margin(step, limits, kept))
     paths = tuple(verdict.path for verdict in verdicts)
     reasons = tuple(verdict.reason for verdict in verdicts)
-    strongest = max(range(len(paths)), key=lambda i: _STRENGTH[paths[i]])
-    return Choice(paths[strongest], paths, reasons, reasons[strongest])
+    strongest = next(path for path in _STRONGEST_FIRST if path in paths)
+    return Choice(strongest, paths, reasons, reasons[paths.index(strongest)])
 
 
 class Dispatcher:
@@ -83,6 +108,7 @@ class Dispatcher:
         self._asked: tuple[tuple[PrefixGroup, ...], Mode, CostModel | None] | None = None
         self._kept: Kept = _NOTHING_KEPT
         self._choice: Choice | None = None
+        self._known: dict[int, _Asked] = {}
 
     def choose(self, step: DecodeStep, mode: Mode, cost: CostModel | None) -> Choice:
         asked = self._asked
@@ -90,22 +116,17 @@ class Dispatcher:
             if step.groups is asked[0] and mode is asked[1] and cost is asked[2]:
                 return self._choice
             if mode is not asked[1] or cost is not asked[2]:
-                self._kept = _NOTHING_KEPT
+                self._kept, self._known = _NOTHING_KEPT, {}
         self._asked = (step.groups, mode, cost)
-        self._choice = choose(step, mode, self.limits, cost, self._kept)
+        self._choice = choose(step, mode, self.limits, cost, self._kept, self._known)
+        if len(self._known) > 2 * len(step.groups):  # of those that are no more
+            self._known = {group.node_id: self._known[group.node_id] for group in step.groups}
         self._kept = {group.node_id: path for group, path in zip(step.groups, self._choice.paths, strict=True)}
         return self._choice
 
 
-class _Verdict(NamedTuple):
-    """`saved_us`: against stock, as far as the cost model was asked."""
-
-    path: Path
-    reason: str
-    saved_us: float = 0.0
-
-
 _STRENGTH = {Path.STOCK: 0, Path.PAGED: 1, Path.CASCADE: 2, Path.DENSE: 3}
+_STRONGEST_FIRST = sorted(_STRENGTH, key=_STRENGTH.__getitem__, reverse=True)
 
 
 def _unshared(step: DecodeStep, path: Path, reason: str) -> Choice:

@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from enum import Flag, auto
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prefixonce import limits, workplan
 from prefixonce.dealing import Geometry, ceil_div
 from prefixonce.limits import HeadSpec
-from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup, Segment
-from prefixonce.workplan import PrefixPlan, PrefixSize, SuffixPlan
+from prefixonce.prefixwork import PrefixCut, PrefixSize, PrefixWork, cut_prefix, prefix_work
+from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup
+from prefixonce.workplan import PrefixPlan, SuffixPlan
 
 _SUFFIX_CTAS_PER_SM = 3  # enough chunks to fill the device when few rows are long
 
@@ -75,13 +79,14 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """What depends on groups and choice alone. `layout` is what a prefix plan is made of, by value."""
+    """What depends on groups and choice alone. `cuts` are of the pieces with an id, for the dense kernel or not."""
 
     groups: tuple[PrefixGroup, ...]
     choice: Choice
-    size: PrefixSize
+    rows: list[tuple[int, ...]]
     tokens_per_row: int
-    layout: tuple[tuple[tuple[int, ...], Path, tuple[tuple[int, int], ...]], ...]
+    cuts: dict[tuple[int, bool], PrefixCut]
+    work: PrefixWork
 
 
 class HostPlanner:
@@ -100,7 +105,7 @@ class HostPlanner:
         self._ctas = 0
         self._prefix_key: object = None
         self._prefix: PrefixPlan | None = None
-        self._chunk_tokens = 0
+        self._suffix: SuffixPlan | None = None
 
     def suffix_capacity(self, batch: int) -> int:
         """Suffix chunks of a launch for `batch` rows."""
@@ -113,33 +118,40 @@ class HostPlanner:
         shared = self._shared
         if shared is None or step.groups is not shared.groups or choice is not shared.choice:
             shared = self._shared = self._summarize(step, choice)
-        prefix = self._plan_prefix(step, shared)
-        suffix = workplan.plan_suffix(
-            step.seq_lens,
+        lengths = step.lengths
+        prefix = self._plan_prefix(lengths, shared)
+        suffix = self._suffix = workplan.plan_suffix(
+            lengths,
             prefix,
             self.suffix_capacity(padded_batch),
             split_tokens=self.geometry.split_tokens,
-            likely_tokens=self._chunk_tokens,
+            before=self._suffix,
         )
-        self._chunk_tokens = suffix.chunk_tokens
         return HostPlan(prefix, suffix, _passes(prefix, suffix, padded_batch))
 
     def _summarize(self, step: DecodeStep, choice: Choice) -> _Shared:
-        pairs = workplan.shared_groups(step, choice)
-        return _Shared(
-            step.groups,
-            choice,
-            workplan.prefix_size(step, choice, self.geometry),
-            sum(len(group.rows) * group.prefix_tokens for group, _ in pairs),
-            tuple((group.rows, path, _layout(group)) for group, path in pairs),
-        )
+        known = self._shared.cuts if self._shared else {}
+        per_tile, block_tokens = self.geometry.members_per_tile, self.geometry.block_tokens
+        cuts: dict[tuple[int, bool], PrefixCut] = {}
+        rows, tiles, used = [], [], []
+        tokens_per_row = 0
+        for group, path in workplan.shared_groups(step, choice):
+            key = id(group.pieces), path is Path.DENSE
+            cut = known.get(key) or cut_prefix(group.pieces, path, block_tokens)
+            cuts[key] = cut
+            used.append(cut)
+            rows.append(group.rows)
+            tiles.append(-(-len(group.rows) // per_tile))
+            tokens_per_row += len(group.rows) * cut.tokens
+        work = prefix_work(tuple(tiles), tuple(used), self.geometry)
+        return _Shared(step.groups, choice, rows, tokens_per_row, cuts, work)
 
-    def _plan_prefix(self, step: DecodeStep, shared: _Shared) -> PrefixPlan:
-        own_tokens = max(0, int(step.lengths.sum()) - shared.tokens_per_row)
-        num_ctas = self._prefix_ctas(shared.size, own_tokens * self._token_bytes)
-        key = (step.batch_size, num_ctas, shared.layout)
+    def _plan_prefix(self, lengths: NDArray[np.int64], shared: _Shared) -> PrefixPlan:
+        own_tokens = max(0, int(lengths.sum()) - shared.tokens_per_row)
+        num_ctas = self._prefix_ctas(shared.work.size, own_tokens * self._token_bytes)
+        key = (len(lengths), num_ctas, shared)
         if self._prefix is None or key != self._prefix_key:
-            self._prefix = workplan.plan_prefix(step, shared.choice, self.geometry, num_ctas)
+            self._prefix = workplan.plan_rows(lengths, shared.rows, shared.work, num_ctas)
             self._prefix_key = key
         return self._prefix
 
@@ -160,13 +172,6 @@ def _passes(prefix: PrefixPlan, suffix: SuffixPlan, padded_batch: int) -> Pass:
         needed |= Pass.GATHER
     if len(suffix.items):
         needed |= Pass.SUFFIX
-    if int(suffix.items[:, 3].sum()) < padded_batch:
+    if suffix.whole_rows < padded_batch:
         needed |= Pass.MERGE
     return needed
-
-
-def _layout(group: PrefixGroup) -> tuple[tuple[int, int], ...]:
-    """What a plan knows of a prefix: where its runs lie; slots are read from the table."""
-    return tuple(
-        (piece.start_slot if isinstance(piece, Segment) else -1, piece.length_tokens) for piece in group.pieces
-    )

@@ -15,8 +15,9 @@ from prefixonce.errors import LayoutError
 from prefixonce.hostplan import PORTABLE_OVERLAP, HostPlanner, Overlap, Pass
 from prefixonce.limits import HeadSpec
 from prefixonce.paged import snapshot_kernel
+from prefixonce.prefixwork import COPY_WIDTH, MAX_SEGMENTS
 from prefixonce.step import Choice, DecodeStep
-from prefixonce.workplan import COPY_WIDTH, MAX_SEGMENTS, PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, PrefixPlan
+from prefixonce.workplan import PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, PrefixPlan
 
 __all__ = ["Overlap", "Pass", "StepPlanner"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -14,9 +15,14 @@ from prefixonce.dispatch import Dispatcher
 from prefixonce.errors import LayoutError, PrefixOnceError
 
 
+@functools.cache
+def pieces_of(tokens: int, contiguous: bool) -> tuple[Segment | SlotPiece]:
+    """The same object every time, as those of a radix node are."""
+    return (Segment(1, tokens) if contiguous else SlotPiece(slots=None, length_tokens=tokens),)  # type: ignore[arg-type]
+
+
 def group(rows: int, tokens: int = 4096, *, contiguous: bool = True, first: int = 0) -> PrefixGroup:
-    piece = Segment(1, tokens) if contiguous else SlotPiece(slots=None, length_tokens=tokens)  # type: ignore[arg-type]
-    return PrefixGroup(tuple(range(first, first + rows)), tokens, (piece,))
+    return PrefixGroup(tuple(range(first, first + rows)), tokens, pieces_of(tokens, contiguous))
 
 
 def step(*groups: PrefixGroup, gqa: int = 4) -> DecodeStep:
@@ -160,6 +166,28 @@ def test_a_dispatcher_is_the_chain_of_its_choices(history: list[list[int]], has_
         assert first == second == choose(asked, Mode.AUTO, limits, cost, kept)
         assert ranks[0].choose(dataclasses.replace(asked, seq_lens=(9000,)), Mode.AUTO, cost) is first
         kept = {each.node_id: path for each, path in zip(groups, first.paths, strict=True)}
+
+
+class _NearlyEqual(_Linear):
+    """Dense saves 2 of 100 us, less than the hysteresis; sharing anything costs 5 us once."""
+
+    def step_us(self, path: Path) -> float:
+        return 0.0 if path is Path.STOCK else 5.0
+
+    def group_us(self, step: DecodeStep, group: PrefixGroup, path: Path) -> float:
+        return {Path.STOCK: 1.0 * len(group.rows), Path.CASCADE: 1e6, Path.DENSE: 98.0}[path]
+
+
+def test_a_group_that_did_not_change_is_asked_again_when_it_was_moved() -> None:
+    """Alone its sharing did not pay, so it was on stock; in company it would pay, and stock is still near enough."""
+    dispatcher, (near, far) = Dispatcher(Limits()), (group(100), group(130, first=100))
+    near, far = dataclasses.replace(near, node_id=7), dataclasses.replace(far, node_id=8)
+    assert dispatcher.choose(step(near), Mode.AUTO, _NEARLY_EQUAL).paths == (Path.STOCK,)
+    assert dispatcher.choose(step(near, far), Mode.AUTO, _NEARLY_EQUAL).paths == (Path.STOCK, Path.DENSE)
+    assert choose(step(near, far), Mode.AUTO, Limits(), _NEARLY_EQUAL).paths == (Path.DENSE, Path.DENSE)
+
+
+_NEARLY_EQUAL = _NearlyEqual()
 
 
 def test_auto_prefers_stock_on_a_tie() -> None:
