@@ -16,6 +16,7 @@ from prefixbench.analysis.stats import Interval, Sample, mean_interval, ratio
 
 TOLERANCE = 0.10
 Basis = Literal["prefix attention", "attention"]
+Source = Literal["timed in the server", "derived from kernel records"]
 _BASIS_COLUMN: dict[Basis, str] = {"prefix attention": "prefix_s", "attention": "attention_s"}
 
 
@@ -23,7 +24,8 @@ _BASIS_COLUMN: dict[Basis, str] = {"prefix attention": "prefix_s", "attention": 
 class AmdahlCheck:
     """Predicted against measured for one path at one point; intervals are over launches.
 
-    `basis` says whose share `share` is. `contradiction` is one sentence when the three cannot all be true.
+    `basis` says whose share `share` is, `source` where it comes from, with `detail` and `record_ids` of the kernels if
+    it is derived. `contradiction` is one sentence when the three cannot all be true.
     """
 
     path: str
@@ -34,6 +36,17 @@ class AmdahlCheck:
     predicted: Interval
     measured: Interval
     contradiction: str | None
+    source: Source = "timed in the server"
+    detail: str = ""
+    record_ids: tuple[str, ...] = ()
+
+    @property
+    def is_derived(self) -> bool:
+        return self.source != "timed in the server"
+
+    @property
+    def origin(self) -> str:
+        return f"{self.source} {self.detail}".strip()
 
 
 def speedup(share: float, kernel_speedup: float) -> float:
@@ -86,6 +99,8 @@ def contradiction(measured: Interval, share: Interval, predicted: Interval | Non
     """A sentence when the share cannot explain the measured speed-up, or prediction and measurement part ways."""
     if measured.estimate is None or share.estimate is None:
         return None
+    if share.estimate >= 1:
+        return f"attention alone would take {share.estimate:.0%} of the step"
     least = measured.low if measured.low is not None else measured.estimate
     most = share.high if share.high is not None else share.estimate
     if least > 1 and required_share(least) > most:

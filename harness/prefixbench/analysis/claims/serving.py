@@ -10,6 +10,7 @@ from prefixbench.analysis.attribution import YARDSTICKS, Rung, attribute
 from prefixbench.analysis.claims.evidence import Evidence, Finding, Judge, figure, not_run
 from prefixbench.analysis.claims.reported import Claim
 from prefixbench.analysis.frame import Point, device_name
+from prefixbench.analysis.kernel_share import kernel_times, measured_or_derived
 from prefixbench.analysis.stats import Interval, mean_interval, ratio, spread_interval
 from prefixbench.record import PlacementTrace, Record, ServingMeasurement
 
@@ -79,17 +80,22 @@ def judge_spread(claim: Claim, evidence: Evidence) -> Finding:
 
 def judge_prediction(claim: Claim, evidence: Evidence) -> Finding:
     """A1: the share of a stock step that attention takes, and what Amdahl's law makes of it."""
-    checks = [(p, amdahl.check(p, path)) for p in evidence.points for path in ("full", "cascade") if path in p.arms]
+    times = kernel_times(evidence.kernels)
+    shared = [(p, path) for p in evidence.points for path in ("full", "cascade") if path in p.arms]
+    checks = [(p, measured_or_derived(p, path, baseline_of(p), times)) for p, path in shared]
+    if not checks:
+        return not_run("no shared path was measured")
     valid = [(p, c) for p, c in checks if isinstance(c, amdahl.AmdahlCheck)]
     if not valid:
-        return not_run(next((c for _, c in checks if isinstance(c, str)), "no shared path was measured"))
+        return not_run(str(max(checks, key=lambda pair: (_is_gpu(pair[0]), _size(pair[0])))[1]))
     point, check = max(valid, key=lambda pair: (_is_gpu(pair[0]), _size(pair[0])))
     text = (
         f"{check.basis} is {figure(check.share, '{:.1%}')} of a step, "
-        f"{figure(check.kernel_speedup, '{:.3g}x')} faster; predicted {figure(check.predicted)}, "
+        f"{figure(check.kernel_speedup, '{:.3g}x')} faster ({check.origin}); predicted {figure(check.predicted)}, "
         f"measured {figure(check.measured)}"
     )
     finding = _finding(point, text, check.share, check.baseline, check.path)
+    finding = replace(finding, record_ids=(*finding.record_ids, *check.record_ids))
     near = abs((check.share.estimate or 0) - claim.number("share")) <= claim.number("tolerance")
     why = check.contradiction or "prediction and measurement agree; the share is compared with the reported 60%"
     return _settle(finding, claim, [point], holds=near and check.contradiction is None, why=why)
