@@ -34,6 +34,8 @@ _OF_CASE = sorted(
     field.name for case in get_args(Case) for field in fields(case) if not field.name.endswith("settings")
 )
 _SHORTEST_ID = 6
+RESERVED = ("latest", "reference")
+"""Sources with a meaning of their own; no tag may be called so."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Names that start with a dot are never records.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -16,8 +17,9 @@ import os
 import shutil
 import socket
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from pydantic_core import from_json
 
 from prefixbench.case import fields_hash
 from prefixbench.errors import StoreError
+from prefixbench.output import write_whole
 from prefixbench.record import SCHEMA_VERSION, Record
 from prefixbench.selection import Selection, parse_selector
 
@@ -52,16 +55,19 @@ def save(record: Record, root: Path, extra_files: Mapping[str, str | bytes | Pat
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{_WRITING}{socket.gethostname()}-{os.getpid()}-{folder.name}"
     temporary.mkdir()
-    for name, content in {RECORD_FILE: text, **extra_files}.items():
-        if isinstance(content, Path):
-            content = content.read_bytes()
-        _write_synced(temporary / name, content.encode(errors="replace") if isinstance(content, str) else content)
-    _sync_folder(temporary)
     try:
+        for name, content in {RECORD_FILE: text, **extra_files}.items():
+            if isinstance(content, Path):
+                content = content.read_bytes()
+            _write_synced(temporary / name, content.encode(errors="replace") if isinstance(content, str) else content)
+        _sync_folder(temporary)
         temporary.rename(folder)
     except OSError as error:
-        shutil.rmtree(temporary)
-        raise StoreError(f"{folder} holds a record already; records are never replaced ({error.strerror})") from None
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise StoreError(f"{folder} holds a record already; records are never replaced") from None
+        raise StoreError(f"record {record.record_id} could not be written below {root}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     _sync_folder(folder.parent)
     return folder
 
@@ -85,6 +91,11 @@ def latest(root: Path = Path("runs")) -> list[Record]:
     return [] if newest is None else of_run(root, newest)
 
 
+def new_run_id() -> str:
+    """Ids sort by time wherever the clock's time zone is set to; no two runs share one (microseconds)."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+
+
 def latest_run(root: Path = Path("runs")) -> str | None:
     """The id of the newest run below `root`, by its plan or its records."""
     planned = {plan.relative_to(root / SWEEPS).parts[0] for plan in (root / SWEEPS).rglob(PLAN_FILE)}
@@ -94,11 +105,40 @@ def latest_run(root: Path = Path("runs")) -> str | None:
 
 def of_run(root: Path, run_id: str) -> list[Record]:
     """Records that one run made, with those it counted as done."""
-    reused: set[str] = set()
-    for plan in (root / SWEEPS / run_id).rglob(PLAN_FILE):
-        reused.update(json.loads(plan.read_text())["reused"])
+    reused = {record_id for plan in plans(root, run_id) for record_id in plan.reused}
     everything = read_tree(root).records
     return _ordered(r for r in everything if r.record_id in reused or (r.notes or {}).get("sweep") == run_id)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one job of a run was to measure, and the ids of the records that it counted as done."""
+
+    cases: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
+
+
+_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
+
+
+def write_plan(folder: Path, cases: Iterable[str], reused: Iterable[Record] = ()) -> None:
+    """Leaves the plan of a job, case hashes and records, in its folder below .sweeps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan(tuple(cases), tuple(record.record_id for record in reused))
+    write_whole(folder / PLAN_FILE, json.dumps(asdict(plan), indent=1) + "\n")
+
+
+def plans(root: Path, run_id: str) -> list[Plan]:
+    """The plans of a run, one for each of its jobs; StoreError for one that cannot be read."""
+    found = []
+    for path in sorted((root / SWEEPS / run_id).rglob(PLAN_FILE)):
+        try:
+            found.append(_PLAN.validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            raise StoreError(
+                f"{path} is no plan of a run; delete it: its own records are kept, those it reused are no longer listed"
+            ) from None
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,32 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from prefixbench.config import config_dir
+from prefixbench.errors import UsageError
+from prefixbench.machine.signals import ending_as_interrupted
+
+
+def parse(argv: Sequence[str]) -> Namespace:
+    """Hydra's own command line; what cannot be read or names no folder is a UsageError."""
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # Hydra builds the parser, which would print and exit
+    arguments = parser.parse_intermixed_args(list(argv))
+    for option in ("config_path", "config_dir"):
+        folder = getattr(arguments, option)
+        if folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"--{option.replace('_', '-')} {folder}: there is no such folder")
+    return arguments
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"{message}; --help shows what is allowed")
 
 
 def only_shows(arguments: Namespace) -> bool:
@@ -20,12 +41,15 @@ def only_shows(arguments: Namespace) -> bool:
 
 def launch(verb: str, config_name: str, task: Callable[[DictConfig], None], argv: Sequence[str]) -> int:
     """Hydra's own entry with this command line; 0, or the code of --help and the like."""
+    if any(word.lstrip("+").startswith("hydra.job.chdir=") for word in argv):
+        raise UsageError("hydra.job.chdir: records go to a folder relative to where you are, which must not change")
     application = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(task)
     argv_before, full_before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"prefixbench {verb}", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits instead of raising it
     try:
-        application()
+        with ending_as_interrupted():
+            application()
     except SystemExit as end:
         return int(end.code or 0)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -93,12 +92,7 @@ class _OutsideRun:
         wanted = sweep_cases(self._config)
         reused = self._reusable(wanted)
         folder = self._root / store.SWEEPS / self._config.run_id
-        folder.mkdir(parents=True, exist_ok=True)
-        plan = {
-            "cases": [case_hash(self._outside(case)) for case in wanted],
-            "reused": [record.record_id for record in reused],
-        }
-        (folder / store.PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n")
+        store.write_plan(folder, (case_hash(self._outside(case)) for case in wanted), reused)
         done = Counter(case_hash(r.case.serving) for r in reused if isinstance(r.case, OutsideCase))
         plans = sweep.plan(wanted, self._config.launches, done, self._config.engine.side_by_side)
         self._job.say(f"{len(plans)} launches to measure, {len(reused)} points recorded already")

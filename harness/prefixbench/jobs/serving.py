@@ -6,7 +6,6 @@ server dies, the cases it had not reached continue on a new one.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from prefixbench import store
 from prefixbench.case import ServingCase, case_hash
-from prefixbench.config.cases import sweep_cases
 from prefixbench.config.run import RunConfig
 from prefixbench.engines import create
 from prefixbench.engines.base import Engine
@@ -28,10 +26,11 @@ from prefixbench.record import SCHEMA_VERSION, Record
 
 @dataclass(frozen=True)
 class Job:
-    """One server group of a sweep. `resolved` is the composed configuration as plain data, `config_yaml` as text;
-    `folder` takes the plan and the servers' logs."""
+    """One server group of a sweep, and what of its cases to measure. `resolved` is the composed configuration as plain
+    data, `config_yaml` as text; `folder` takes the plan and the servers' logs."""
 
     config: RunConfig
+    cases: tuple[ServingCase, ...]
     resolved: dict[str, object]
     config_yaml: str
     overrides: tuple[str, ...]
@@ -59,7 +58,7 @@ class _JobRun:
 
     def run(self) -> None:
         store.clear_leftovers(self._root)
-        wanted = sweep_cases(self._config)
+        wanted = self._job.cases
         reused = self._reusable(wanted)
         self._write_plan(wanted, reused)
         done = Counter(record.case_hash for record in reused)
@@ -127,6 +126,4 @@ class _JobRun:
         return resume.reusable(store.read_tree(self._root).records, hashes, self._environment, self._plugin_source)
 
     def _write_plan(self, wanted: Sequence[ServingCase], reused: Sequence[Record]) -> None:
-        self._job.folder.mkdir(parents=True, exist_ok=True)
-        plan = {"cases": [case_hash(case) for case in wanted], "reused": [record.record_id for record in reused]}
-        (self._job.folder / store.PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n")
+        store.write_plan(self._job.folder, map(case_hash, wanted), reused)

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefixbench.analysis.claims.scorecard import scorecard
+from prefixbench.errors import StoreError
+from prefixbench.output import write_whole
 from prefixbench.record import Record
 from prefixbench.report import markdown, render
 from prefixbench.report.material import Material
@@ -105,13 +107,16 @@ def _labelled(section: Section, material: Material) -> Section:
 
 def write(page: Page, folder: Path) -> Path:
     """Writes the three files; returns the path of the HTML one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be the folder of a report: {error.strerror}") from None
     for name, text in (
         (HTML_FILE, render.html(page)),
         (MARKDOWN_FILE, markdown.markdown(page)),
         (JSON_FILE, next(file.text for file in page.downloads if file.name == JSON_FILE)),
     ):
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        write_whole(folder / name, text)
     return folder / HTML_FILE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -52,10 +51,8 @@ def task(composed: DictConfig) -> None:
     device, processors, profile = _device(config)
     cases = dispatch_config.cases(config, device, processors)
     job = HydraConfig.get()
-    folder = Path(job.runtime.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     hashes = [case_hash(case) for case in cases]
-    (folder / store.PLAN_FILE).write_text(json.dumps({"cases": hashes, "reused": []}, indent=1) + "\n")
+    store.write_plan(Path(job.runtime.output_dir), hashes)
     files = {"config.yaml": OmegaConf.to_yaml(composed, resolve=True)}
     overrides = tuple(o for o in job.overrides.task if not o.startswith("run_id="))
     launch = Launch(

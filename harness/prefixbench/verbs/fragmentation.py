@@ -15,6 +15,7 @@ from rich.table import Table
 from prefixbench.errors import UsageError
 from prefixbench.measures.fragmentation import Fragmentation, Machine, simulate
 from prefixbench.measures.traffic import Traffic
+from prefixbench.output import write_whole
 
 _SAMPLE_S = 10.0
 _ROWS = 12
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if options.output is not None:
         data = {"traffic": asdict(traffic), "machine": asdict(machine), "seed": options.seed}
         data |= {"contiguous_share": share, **asdict(found), "samples": [s._asdict() for s in found.samples]}
-        options.output.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+        write_whole(options.output, json.dumps(data, indent=1, allow_nan=False) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(_table(found))
     for reason, count in sorted(found.nodes_placed.items()):

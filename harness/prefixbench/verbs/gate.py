@@ -14,6 +14,7 @@ from prefixbench.analysis.gate.judge import GateConfig, evaluate
 from prefixbench.analysis.gate.selftest import DRAWS, replay, self_test
 from prefixbench.config.gate import DEFAULT_FILE, load_config
 from prefixbench.errors import StoreError, UsageError
+from prefixbench.output import write_whole
 from prefixbench.verbs import gate_output as output
 from prefixbench.verbs.record_arguments import add_runs, select
 
@@ -64,9 +65,11 @@ def _gate(options: argparse.Namespace, config: GateConfig) -> int:
         console.print(output.result_table(result))
     for line in output.result_lines(result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    _write(options.junit, lambda: output.result_junit(result))
-    _write(options.markdown, lambda: output.result_markdown(result))
-    _write(options.json, lambda: output.result_json(result))
+    _write(
+        (options.junit, lambda: output.result_junit(result)),
+        (options.markdown, lambda: output.result_markdown(result)),
+        (options.json, lambda: output.result_json(result)),
+    )
     return result.exit_code
 
 
@@ -79,9 +82,11 @@ def _test_itself(options: argparse.Namespace, config: GateConfig) -> int:
             raise GateUsageError(f"--replay needs at least {needed} launches of every case, of unchanged code")
         rates += real
     _console().print(output.rates_table(rates))
-    _write(options.junit, lambda: output.rates_junit(rates))
-    _write(options.markdown, lambda: output.rates_markdown(rates))
-    _write(options.json, lambda: output.rates_json(rates))
+    _write(
+        (options.junit, lambda: output.rates_junit(rates)),
+        (options.markdown, lambda: output.rates_markdown(rates)),
+        (options.json, lambda: output.rates_json(rates)),
+    )
     return 0 if all(rate.ok for rate in rates) else 1
 
 
@@ -90,13 +95,17 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def _write(file: Path | None, text: Callable[[], str]) -> None:
-    if file is None:
-        return
-    try:
-        file.write_text(text())
-    except OSError as error:
-        raise StoreError(f"{file} could not be written: {error.strerror}") from None
+def _write(*outputs: tuple[Path | None, Callable[[], str]]) -> None:
+    """Every output that can be written; the first that could not is the error."""
+    errors: list[StoreError] = []
+    for file, text in outputs:
+        try:
+            if file is not None:
+                write_whole(file, text())
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 _OVERRIDES = (

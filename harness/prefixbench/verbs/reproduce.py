@@ -7,7 +7,6 @@ its records, it measures only what is missing; the report is built from all of t
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,8 +125,7 @@ def complete_run(tag: str, root: Path) -> str | None:
     if any(resume.conditions(r.environment, notes.get("plugin_source", source)) != now for r, notes in of_newest):
         return None
     reached = {record.case_hash for record, _ in of_newest if record.failure is None or record.failure.kind != "budget"}
-    plans = list((root / store.SWEEPS / newest).rglob(store.PLAN_FILE))
-    planned = {case for plan in plans for case in json.loads(plan.read_text())["cases"]}
+    planned = {case for plan in store.plans(root, newest) for case in plan.cases}
     return newest if planned and planned <= reached else None
 
 

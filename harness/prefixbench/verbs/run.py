@@ -11,21 +11,13 @@ group per node. Whatever runs the jobs, the exit code comes from the records the
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -33,35 +25,39 @@ from rich.console import Console
 from prefixbench import store
 from prefixbench.case import ServingCase, case_hash
 from prefixbench.config import checks as config_checks
-from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import hydra_app
 from prefixbench.config.cases import sweep_cases
-from prefixbench.config.overrides import one_line_errors, prepare, quoted
+from prefixbench.config.overrides import compositions, one_line_errors, prepare, quoted
 from prefixbench.config.run import RunConfig, register_schema
 from prefixbench.errors import BenchError
 from prefixbench.jobs import serving as runner
 from prefixbench.jobs import sweep
 from prefixbench.jobs.launch import build_workload
 from prefixbench.jobs.progress import Progress, describe
+from prefixbench.machine.signals import ending_as_interrupted
 from prefixbench.record import Record
 
+Asked = tuple[RunConfig, tuple[ServingCase, ...]]
+"""A job's configuration and the cases that are wanted of it."""
 _REFUSED_FILE = "refused.json"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the sweep; 0 when every point is recorded as ok, 1 when some point failed."""
     register_schema()
-    arguments = get_args_parser().parse_intermixed_args(list(argv))
+    arguments = hydra_app.parse(argv)
     with one_line_errors():
         typed = list(arguments.overrides)
         prepared = prepare(typed, arguments.multirun)
         options = [option for option in argv if option not in typed]
         if hydra_app.only_shows(arguments):
             return hydra_app.launch("run", "config", task, [*options, *prepared])
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"  # after what was typed, so that no two runs share an id
+        run_id = store.new_run_id()  # after what was typed, so that no two runs share an id
         added = [f"run_id={run_id}", f"typed=[{','.join(map(quoted, typed))}]"]
         configs = _check(arguments, [*prepared, *added])
         hydra_app.launch("run", "config", task, [*options, *prepared, *added])
-    return _refusal(configs, run_id) or summarize(configs, run_id, Console())
+    asked = [(config, sweep_cases(config)) for config in configs]
+    return _refusal(asked, run_id) or summarize(asked, run_id, Console())
 
 
 def task(composed: DictConfig) -> None:
@@ -72,13 +68,14 @@ def task(composed: DictConfig) -> None:
     assert isinstance(plain, dict)
     job = runner.Job(
         config=config,
+        cases=sweep_cases(config),
         resolved={str(key): value for key, value in plain.items()},
         config_yaml=OmegaConf.to_yaml(composed, resolve=True),
         overrides=tuple(config.typed or HydraConfig.get().overrides.task),
         folder=_job_folder(config),
     )
     try:
-        with _terminated_cleanly():
+        with ending_as_interrupted():
             runner.run(job, Progress(Console()))
     except BenchError as error:
         reason = {"message": str(error), "exit_code": error.exit_code}
@@ -93,72 +90,55 @@ def _job_folder(config: RunConfig) -> Path:
     return folder / str(hydra_config.job.num) if hydra_config.mode is RunMode.MULTIRUN else folder
 
 
-def summarize(configs: Sequence[RunConfig], run_id: str, console: Console) -> int:
+def summarize(asked: Sequence[Asked], run_id: str, console: Console) -> int:
     """Lists every point of this run that is not recorded as ok; 0 when there is none, else 1."""
     failed: list[str] = []
-    points = 0
-    for root in dict.fromkeys(Path(config.runs) for config in configs):
+    points = untagged = 0
+    tags = {config.tag for config, _ in asked if config.tag is not None}
+    for root in dict.fromkeys(Path(config.runs) for config, _ in asked):
         recorded = store.of_run(root, run_id)
         points += len(recorded)
+        untagged += sum(bool(tags) and (record.notes or {}).get("tag") not in tags for record in recorded)
         failed += [_failed_line(record) for record in recorded if record.status != "ok"]
         ok = Counter(record.case_hash for record in recorded if record.status == "ok")
         seen = {record.case_hash for record in recorded if record.status != "ok"}
-        for config in (config for config in configs if Path(config.runs) == root):
-            for case in sweep_cases(config):
+        for config, cases in ((config, cases) for config, cases in asked if Path(config.runs) == root):
+            for case in cases:
                 missing = config.launches - ok[case_hash(case)]
                 if missing > 0 and case_hash(case) not in seen:
                     failed.append(f"{describe(case)}: {missing} of {config.launches} launches were not measured")
-    console.print(f"{points} points recorded, {len(failed)} failed; records in {configs[0].runs}", highlight=False)
+    where = ", ".join(dict.fromkeys(config.runs for config, _ in asked))
+    console.print(f"{points} points recorded, {len(failed)} failed; records in {where}", highlight=False, markup=False)
+    if untagged:
+        console.print(f"{untagged} of them were there before, under no such tag; resume=false measures them again")
     for line in failed:
         console.print(f"  failed: {line}", highlight=False, markup=False, soft_wrap=True)
     return 1 if failed else 0
 
 
-def _refusal(configs: Sequence[RunConfig], run_id: str) -> int:
+def _refusal(asked: Sequence[Asked], run_id: str) -> int:
     """Prints why jobs could not run at all, each reason once; the exit code of the last, 0 when all could."""
-    roots = {Path(config.runs) for config in configs}
+    roots = {Path(config.runs) for config, _ in asked}
     files = [path for root in roots for path in (root / store.SWEEPS / run_id).rglob(_REFUSED_FILE)]
     reasons = {reason["message"]: int(reason["exit_code"]) for reason in (json.loads(f.read_text()) for f in files)}
     for message in reasons:
         sys.stderr.write(f"prefixbench: {message}\n")
-    if len(files) < len(configs):  # the other jobs did run: their points are listed too
-        return 0 if not files else max(summarize(configs, run_id, Console()), *reasons.values())
+    if len(files) < len(asked):  # the other jobs did run: their points are listed too
+        return 0 if not files else max(summarize(asked, run_id, Console()), *reasons.values())
     return max(reasons.values())
 
 
 def _check(arguments: Namespace, overrides: Sequence[str]) -> list[RunConfig]:
     """Composes and checks every job before the first server starts: a typo in the last one must not cost an hour."""
-    with initialize_config_dir(str(arguments.config_path or config_dir()), version_base="1.3"):
-        name = arguments.config_name or "config"
-        given = list(overrides)
-        if arguments.config_dir is not None:
-            given.append(f"hydra.searchpath=[file://{Path(arguments.config_dir).resolve()}]")
-        if not arguments.multirun:
-            return [_checked(name, given)]
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        jobs = BasicSweeper.split_arguments(parser.parse_overrides(given), None)[0]
-        return [_checked(name, job) for job in jobs]
+    return [_checked(composed) for composed in compositions("config", arguments, overrides)]
 
 
-def _checked(name: str, overrides: Sequence[str]) -> RunConfig:
-    config = config_checks.load(compose(name, overrides=list(overrides)))
+def _checked(composed: DictConfig) -> RunConfig:
+    config = config_checks.load(composed)
+    config_checks.check_destination(config.runs, config.tag)
     for cell in sweep.by_size(sweep_cases(config)):
         build_workload(config, cell[0])
     return config
-
-
-@contextmanager
-def _terminated_cleanly() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, so that the server is stopped; a launcher's own handler is left alone."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _failed_line(record: Record) -> str:

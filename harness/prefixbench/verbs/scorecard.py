@@ -15,7 +15,7 @@ from rich.table import Table
 
 from prefixbench.analysis.claims.reported import DEFAULT_FILE, load_claims
 from prefixbench.analysis.claims.scorecard import ScoreRow, counts, scorecard
-from prefixbench.errors import StoreError
+from prefixbench.output import write_whole
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 
 _STYLES = {"reproduced": "green", "differs": "red", "not run here": "yellow"}
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     tally = counts(rows)
     console.print(", ".join(f"{count} {verdict}" for verdict, count in tally.items()), highlight=False)
     if options.json is not None:
-        _write(options.json, rows)
+        write_whole(options.json, as_json(rows))
     return 1 if options.strict and tally["reproduced"] < len(rows) else 0
 
 
@@ -57,13 +57,6 @@ def _table(rows: Sequence[ScoreRow]) -> Table:
 
 def _literal(text: str) -> str:
     return text.replace("[", r"\[")
-
-
-def _write(file: Path, rows: Sequence[ScoreRow]) -> None:
-    try:
-        file.write_text(as_json(rows))
-    except OSError as error:
-        raise StoreError(f"{file} could not be written: {error.strerror}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -18,6 +17,8 @@ from prefixbench.config import soak as soak_config
 from prefixbench.config.overrides import one_line_errors
 from prefixbench.errors import UsageError
 from prefixbench.jobs import soak
+from prefixbench.output import write_whole
+from prefixbench.store import SWEEPS
 
 _SUMMARY = "soak.json"
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             config = soak_config.load(compose("soak", overrides=list(arguments.overrides)))
         run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
         code = hydra_app.launch("soak", "soak", task, [*argv, f"run_id={run_id}"])
-        summary = json.loads((Path(config.runs) / ".sweeps" / run_id / _SUMMARY).read_text())
+        summary = json.loads((_folder(config.runs, run_id) / _SUMMARY).read_text())
         return code or (1 if summary["faults"] else 0)
 
 
@@ -46,10 +47,17 @@ def task(composed: DictConfig) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    summary = soak.run(soak_config.load(composed), folder, say)
-    (folder / _SUMMARY).write_text(json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
+    config = soak_config.load(composed)
+    folder = _folder(config.runs, config.run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = soak.run(config, folder, say)
+    write_whole(folder / _SUMMARY, json.dumps(summary.to_json(), indent=1, allow_nan=False) + "\n")
     for fault in summary.faults:
         say(f"fault: {fault}")
     say(summary.line())
     say(f"as JSON: {folder / _SUMMARY}")
+
+
+def _folder(runs: str, run_id: str) -> Path:
+    """Below the runs folder whatever Hydra's own output folder is set to."""
+    return Path(runs, SWEEPS, run_id)

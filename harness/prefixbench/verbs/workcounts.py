@@ -16,6 +16,7 @@ import yaml
 from prefixbench.config import config_dir
 from prefixbench.errors import UsageError
 from prefixbench.measures.workcounts import MORE_IS_BETTER, NEITHER_IS_BETTER, Counts, count_all
+from prefixbench.output import write_whole
 
 _RENEW = "prefixbench workcounts -o conf/workcounts-baseline.json"
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     counts = count_all(yaml.safe_load((config_dir() / "workcounts.yaml").read_text()))
     if options.output is not None:
-        options.output.write_text(to_json(counts))
+        write_whole(options.output, to_json(counts))
     if not options.check:
         if options.output is None:
             sys.stdout.write(to_json(counts))

@@ -44,14 +44,14 @@ def rollouts(sizes: Sizes, options: RolloutsOptions, tokens: Tokens) -> Draft:
     `suffix_tokens` are each sample's own (a rollout that is resumed); 0 makes the samples of a prompt identical.
     """
     samples = options.samples
-    if samples is None:
+    if samples is None and options.prompts > 0:
         samples, rest = divmod(sizes.concurrency, options.prompts)
         if rest or not samples:
             raise UsageError(
                 f"workload rollouts: concurrency={sizes.concurrency} is no multiple of prompts={options.prompts}; "
                 "choose another or set samples"
             )
-    if options.prompts < 1 or samples < 1 or not sizes.prefix_tokens:
+    if options.prompts < 1 or samples is None or samples < 1 or not sizes.prefix_tokens:
         raise UsageError("workload rollouts: prompts, samples and prefix_tokens must be at least 1")
     prompts = tokens.texts([sizes.prefix_tokens] * options.prompts)
     suffixes = tokens.texts([sizes.suffix_tokens] * (options.prompts * samples))
