@@ -16,6 +16,7 @@ from prefixbench.hints import unknown
 
 _VERBS = {
     "run": ("prefixbench.verbs.run:main", "measure points of a sweep; records go to runs/"),
+    "again": ("prefixbench.verbs.again:main", "measure the cases of recorded points once more"),
     "reproduce": (
         "prefixbench.verbs.reproduce:main",
         "measure what this machine can check of the claims, build the report",

@@ -93,6 +93,8 @@ def _measuring_commands(records: Sequence[Record]) -> tuple[str, ...]:
     commands = []
     for kind, verb in (("serving", "run"), ("kernel", "kernels")):
         typed = list(dict.fromkeys(r.overrides for r in records if r.case.kind == kind and r.overrides))
+        commands += [shlex.join(["prefixbench", *line]) for line in typed if line[0] == "again"]
+        typed = [line for line in typed if line[0] != "again"]
         commands += [shlex.join(["prefixbench", verb, *line]) for line in _as_grid(typed) or typed]
     return tuple(" ".join(command.split()) for command in commands)
 
