@@ -163,9 +163,12 @@ def _mixture(path: str, served: Mapping[str, float]) -> str | None:
 def _step_us(point: Point, arm: str) -> Sample:
     """Microseconds of a decode step by launch; launches that held another batch are left out."""
     rows, batch = point.of_arm(arm), int(str(point.key["concurrency"]))
-    held = rows[(rows["steady_batch"] / batch - 1).abs() <= _BATCH_TOLERANCE]
-    columns = (held[name].tolist() for name in ("launch_id", "steady_batch", "decode_tok_s"))
-    return {launch: 1e6 * running / rate for launch, running, rate in zip(*columns, strict=True) if rate > 0}
+    columns = (rows[name].tolist() for name in ("launch_id", "steady_batch", "decode_tok_s"))
+    return {
+        launch: 1e6 * running / rate
+        for launch, running, rate in zip(*columns, strict=True)
+        if rate > 0 and abs(running / batch - 1) <= _BATCH_TOLERANCE
+    }
 
 
 def _settings(point: Point) -> tuple[dict[str, Any], int]:
