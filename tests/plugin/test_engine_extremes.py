@@ -107,7 +107,8 @@ def test_the_http_server_reports_and_obeys(zygote, model):
     server = zygote.server(
         f"--model-path {model} --host 127.0.0.1 --port {port} --device cpu --attention-backend torch_native "
         "--decode-attention-backend prefixonce --radix-cache-backend prefixonce --dtype float32 --page-size 16 "
-        "--disable-cuda-graph --max-total-tokens 6000 --skip-tokenizer-init --skip-server-warmup".split(),
+        "--disable-cuda-graph --max-total-tokens 6000 --skip-tokenizer-init --skip-server-warmup "
+        "--sleep-on-idle".split(),
         env={"PREFIXONCE_PATH": "stock"},
     )
 

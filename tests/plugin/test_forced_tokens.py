@@ -52,7 +52,7 @@ def server(zygote, model):
             *("--model-path", model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"),
             *("--attention-backend", "torch_native", "--decode-attention-backend", "prefixonce"),
             *("--radix-cache-backend", "prefixonce", "--dtype", "float32", "--max-total-tokens", "6000"),
-            *("--disable-cuda-graph", "--skip-tokenizer-init", "--skip-server-warmup", *SERVER_ARGS),
+            *("--disable-cuda-graph", "--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", *SERVER_ARGS),
         ],
         env={"PREFIXONCE_PATH": "stock", "PREFIXONCE_TEST_FAULT": "permute-prefix", "PREFIXONCE_DENSE_M_EFF": "1"},
     )

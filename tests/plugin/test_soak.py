@@ -26,7 +26,7 @@ def serve(zygote, model):
         arguments = (
             f"--model-path {model} --host 127.0.0.1 --port {port} --device cpu --dtype float32 --disable-cuda-graph "
             "--attention-backend torch_native --max-total-tokens 3000 --skip-tokenizer-init --skip-server-warmup "
-            "--chunked-prefill-size 128 --page-size 16"
+            "--chunked-prefill-size 128 --page-size 16 --sleep-on-idle --decode-log-interval 4"
         )
         # SGLang reads this one when it is imported, which was before the fork.
         patches = {"sglang.srt.managers.scheduler.TEST_RETRACT": True}
@@ -35,11 +35,11 @@ def serve(zygote, model):
         running.append(server)
         process = types.SimpleNamespace(check_alive=lambda: None, tail=server.log.read_text)
         client = SglangServer(process, (), f"http://127.0.0.1:{port}", model, bool(options), EngineConfig())
-        end_s = time.monotonic() + 120
+        end_s = time.monotonic() + 300
         while not client._is_healthy():
             assert time.monotonic() < end_s, server.log.read_text()[-3000:]
             time.sleep(0.2)
-        return client, server.log
+        return client, server
 
     yield start
     for server in running:
@@ -48,25 +48,27 @@ def serve(zygote, model):
 
 @pytest.fixture(scope="module")
 def expected(serve):
-    client, _ = serve()
-    return reference(client.url, ASKED, in_flight=12, noise_in_flight=3)
+    client, stock = serve()
+    found = reference(client.url, ASKED, in_flight=12, noise_in_flight=3)
+    stock.close()
+    return found
 
 
 PLUGIN = ("--decode-attention-backend", "prefixonce", "--radix-cache-backend", "prefixonce", "--enable-metrics")
 
 
 def soak(serve, expected, seconds, **variables):
-    client, log = serve(*PLUGIN, env={"PREFIXONCE_DENSE_M_EFF": "16"} | variables)
-    summary = attack(client, ASKED, expected, log, seconds=seconds, gap_s=0.05, in_flight=12, seed=5)
+    client, server = serve(*PLUGIN, env={"PREFIXONCE_DENSE_M_EFF": "16"} | variables)
+    summary = attack(client, ASKED, expected, server.log, seconds=seconds, gap_s=0.05, in_flight=12, seed=5)
     return summary, client
 
 
 @pytest.mark.engine
 def test_a_soak_meets_everything_and_no_fault(serve, expected):
     assert expected.noise.comparable > 0.9
-    summary, client = soak(serve, expected, seconds=14)
+    summary, client = soak(serve, expected, seconds=10)
     assert summary.faults == ()
-    assert summary.answers > 50
+    assert summary.answers >= 20
     assert set(summary.sent) == {"stream", "whole", "abort", "hang-up"}
     assert "no fault" in summary.line()
     _check_metrics(client, summary)
