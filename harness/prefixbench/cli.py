@@ -43,6 +43,7 @@ _VERBS = {
     "fragmentation": ("prefixbench.verbs.fragmentation:main", "how contiguous prefixes stay under hours of churn"),
     "doctor": ("prefixbench.verbs.doctor:main", "say what this machine has, lacks, and how to get it"),
 }
+_RESUMED = ("run", "reproduce", "outside")
 _EXIT_CODES = """exit codes
   0  done
   1  something failed, regressed or did not meet what was asked; all of it is listed
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"this needs the package {error.name!r}; pip install 'prefixonce[bench]'", 2)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was recorded is kept, the same command goes on from there", 130)
+        goes_on = ", the same command goes on from there" if arguments[0] in _RESUMED else ""
+        return _fail(f"interrupted; what was recorded is kept{goes_on}", 130)
     except BrokenPipeError:
         _discard_output()
         return 1
