@@ -223,15 +223,41 @@ def failing(stage: str, error: Exception) -> Implementation:
     return Implementation("peer", StepPath.CASCADE, lambda shape, device: None, prepare)
 
 
-def measure(*implementations: Implementation) -> dict[str, Outcome]:
+def measure(*implementations: Implementation, **options: Any) -> dict[str, Outcome]:
     return measure_cell(
         make_inputs(SHAPE, sets=1, device=CPU, seed=0),
         implementations,
         clock=HostClock(),
         plan=TimingPlan(1, 0, 2),
-        l2=("warm",),
         watch=Unwatched,
+        **{"l2": ("warm",), **options},
     )
+
+
+def test_a_second_clock_times_one_implementation_and_fails_none() -> None:
+    asked: list[TimingPlan] = []
+
+    def clock(us: float) -> Callable[[Callable[[int], object], TimingPlan], float]:
+        def timed(run: Callable[[int], object], plan: TimingPlan) -> float:
+            run(0)
+            asked.append(plan)
+            return us
+
+        return timed
+
+    pair = (failing("prepare", ValueError("boom")), registry.named("dense"), registry.named("paged"))
+    outcomes = measure(*pair, second_clock=clock(12.5))
+    assert asked == [TimingPlan(1, 0, 2)]
+    assert [outcome.note.get("flashinfer_clock_us") for outcome in outcomes.values()] == [None, 12.5, None]
+    for broken, words in ((clock(math.nan), "it gave nan us"), (lambda *_: 1 / 0, "division by zero")):
+        dense = measure(*pair, second_clock=broken)["dense"]
+        assert dense.failure is None
+        assert dense.timings[0].samples_us
+        assert dense.note["flashinfer_clock_failed"] == words
+        assert "flashinfer_clock_us" not in dense.note
+    asked.clear()
+    measure(registry.named("dense"), l2=("cold",), second_clock=clock(12.5))
+    assert not asked, "it times a warm L2 alone"
 
 
 def test_a_peer_that_cannot_be_prepared_leaves_the_others_alone() -> None:

@@ -75,6 +75,18 @@ def test_bandwidth_above_the_copy_bandwidth_is_flagged() -> None:
     assert sorted(texts) == ["8%", "served from L2"]
 
 
+def test_a_second_clock_stands_beside_ours_and_warns_where_it_says_otherwise() -> None:
+    agreeing = replace(kernel_record("dense", samples_us=[100.0]), notes={"flashinfer_clock_us": 101.0})
+    other = replace(kernel_record("dense", samples_us=[100.0], batch=64), notes={"flashinfer_clock_us": 120.0})
+    cold = replace(kernel_record("dense", samples_us=[100.0], batch=8, l2="cold"), notes={"flashinfer_clock_us": 99.0})
+    section = reads_of([agreeing, other, cold, kernel_record("paged")])
+    values = [cell.value for cell in column(table(section, "launches"), "FlashInfer's clock")]
+    assert values == [None, pytest.approx(1.2), None, pytest.approx(1.01)]
+    (note,) = [block.text for block in blocks(section, Note) if block.tone == "warning"]
+    assert "at 1 of 2 shapes that both timed, at worst 1.20×" in note
+    assert not [b for b in blocks(reads_of([agreeing]), Note) if b.tone == "warning"]
+
+
 def test_the_servers_count_is_a_count_and_not_a_measurement() -> None:
     section = reads_of([serving_record("cascade", concurrency=32)])
     assert column(table(section, "reads-counted-data"), "ratio")[0].value == 32

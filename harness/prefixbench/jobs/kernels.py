@@ -23,7 +23,7 @@ from prefixbench.errors import EngineError
 from prefixbench.machine import environment, lock
 from prefixbench.machine.clocks import clock_flags, fastest_mhz
 from prefixbench.machine.telemetry import Sampler
-from prefixbench.measures.kernel import registry
+from prefixbench.measures.kernel import flashinfer_clock, registry
 from prefixbench.measures.kernel.ceilings import Ceilings, measure_ceilings
 from prefixbench.measures.kernel.cell import L2, Outcome, measure_cell
 from prefixbench.measures.kernel.counters import Counted, count_traffic
@@ -203,6 +203,7 @@ class _KernelRun:
                 plan=TimingPlan(config.launches_per_graph if is_cuda else 1, config.warmup, config.repetitions),
                 l2=_l2_states(config.l2, is_cold),
                 watch=lambda: Sampler([0] if is_cuda else None, config.telemetry_interval_s),
+                second_clock=flashinfer_clock.median_us if is_cuda and flashinfer_clock.is_available() else None,
             )
         except RuntimeError as error:  # the inputs or the oracle do not fit, or the device is gone
             kind = "oom" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import pandas as pd
 
@@ -10,7 +12,7 @@ from prefixbench.analysis.stats import Interval, mean_interval
 from prefixbench.record import Record
 from prefixbench.report import cells
 from prefixbench.report.view import Cell, Table
-from prefixbench.report.words import bytes_si, number, path_rank, percent
+from prefixbench.report.words import bytes_si, number, path_rank, percent, ratio
 
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1}
 _SHAPE = ("device", "prefix_tokens", "suffix_tokens", "batch", "q_heads", "kv_heads", "head_dim", "page_size", "dtype")
@@ -31,6 +33,7 @@ class Launches:
     q_heads: int
     kv_heads: int
     head_dim: int
+    page_size: int
     dtype: str
     us: Interval
     us_by_launch: dict[str, float]
@@ -60,7 +63,8 @@ class Launches:
     @property
     def shape(self) -> str:
         suffix = f" + {self.suffix_tokens:,}" if self.suffix_tokens else ""
-        return f"{self.prefix_tokens:,} × {self.batch}{suffix}, {self.q_heads}/{self.kv_heads} heads, {self.dtype}"
+        heads = f"{self.q_heads}/{self.kv_heads} heads"
+        return f"{self.prefix_tokens:,} × {self.batch}{suffix}, {heads}, {self.dtype}, pages of {self.page_size}"
 
 
 def summarize(rows: pd.DataFrame) -> list[Launches]:
@@ -87,6 +91,7 @@ def _one(group: pd.DataFrame) -> Launches:
         q_heads=int(first["q_heads"]),
         kv_heads=int(first["kv_heads"]),
         head_dim=int(first["head_dim"]),
+        page_size=int(first["page_size"]),
         dtype=str(first["dtype"]),
         us=mean_interval(list(us.values())),
         us_by_launch=us,
@@ -109,6 +114,7 @@ def _known(values: pd.Series[float]) -> float | None:
 def launch_table(name: str, caption: str, found: list[Launches], records: tuple[Record, ...]) -> Table:
     """Bytes and microseconds of one launch, for every shape."""
     failed = {r.record_id for r in records if r.status != "ok"}
+    agreement = second_clock(found, records)
     columns = ("shape", "kernel", "layout", "L2", "µs", "95% interval", "modelled bytes", "DRAM read", "L2 read")
     rows = [
         [
@@ -122,11 +128,23 @@ def launch_table(name: str, caption: str, found: list[Launches], records: tuple[
             cells.amount(one.dram_read_bytes, NO_COUNTERS, bytes_si),
             cells.amount(one.l2_read_bytes, NO_COUNTERS, bytes_si),
             _bandwidth(one),
+            cells.amount(theirs, _NO_SECOND_CLOCK, ratio),
             cells.text(_beware(one, failed)),
         ]
-        for one in found
+        for one, theirs in zip(found, agreement, strict=True)
     ]
-    return cells.table(name, caption, (*columns, "of copy bandwidth", "beware"), rows)
+    return cells.table(name, caption, (*columns, "of copy bandwidth", "FlashInfer's clock", "beware"), rows)
+
+
+def second_clock(found: Sequence[Launches], records: Sequence[Record]) -> list[float | None]:
+    """Microseconds by FlashInfer's own timing over ours, for each of `found` of which it timed the same launches."""
+    theirs_us = {record.record_id: (record.notes or {}).get("flashinfer_clock_us") for record in records}
+    ratios = []
+    for one in found:
+        pairs = [(theirs_us.get(i), one.us_by_launch[i.rpartition("/")[2]]) for i in one.record_ids]
+        known = [theirs / us for theirs, us in pairs if isinstance(theirs, float) and one.l2 == "warm"]
+        ratios.append(fmean(known) if known else None)
+    return ratios
 
 
 def _beware(one: Launches, failed: set[str]) -> str:
@@ -135,6 +153,7 @@ def _beware(one: Launches, failed: set[str]) -> str:
     return "; ".join([*said, *(f"{flag} in its cell" for flag in one.flags)])
 
 
+_NO_SECOND_CLOCK = "one kernel of a shape is timed by FlashInfer's own clock too, where it is installed, on a warm L2"
 NO_COUNTERS = "no hardware counters were read for it"
 
 

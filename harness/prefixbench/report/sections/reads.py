@@ -12,11 +12,12 @@ from prefixbench.report.figures import Axis, Point, Series
 from prefixbench.report.kernels import Launches
 from prefixbench.report.material import Material
 from prefixbench.report.view import Block, Cell, Chart, Figure, Note, Section
-from prefixbench.report.words import bytes_si, number, path_rank, ratio, role
+from prefixbench.report.words import bytes_si, number, path_rank, percent, ratio, role
 
 _TITLE, _QUESTION = "Reads", "How often does one step read the shared prompt?"
 _OURS = ("paged", "cascade", "dense")
 _DRAWN = {*_OURS, *STOCK_PEERS}
+_CLOCK_TOLERANCE = 0.05
 _DECADES = tuple(10.0**power for power in range(2, 15))
 _BYTES = Axis("bytes read", log=True, ticks=_DECADES, tick_texts=tuple(bytes_si(value, 1) for value in _DECADES))
 _LAYOUTS = {"shared-slots": "slots", "shared-contiguous": "contiguous", "unique": "own copies"}
@@ -36,10 +37,22 @@ def reads_section(material: Material) -> Section:
     if counted:
         blocks.append(_counted_chart(counted))
     blocks += _one_launch(found)
+    blocks += _clocks_apart(found, material)
     if found:
         caption = "One launch of each kernel: time and bytes (DRAM and L2 are different things and are not added)"
         blocks.append(kernels.launch_table("launches", caption, found, material.records))
     return Section("reads", _TITLE, _QUESTION, _finding(measured, counted), tuple(blocks))
+
+
+def _clocks_apart(found: list[Launches], material: Material) -> list[Block]:
+    """A warning where FlashInfer's own timing of the same launches says something else than ours."""
+    ratios = [theirs for theirs in kernels.second_clock(found, material.records) if theirs is not None]
+    apart = [theirs for theirs in ratios if abs(theirs - 1) > _CLOCK_TOLERANCE]
+    if not apart:
+        return []
+    worst = max(apart, key=lambda theirs: abs(theirs - 1))
+    text = f"FlashInfer's own timing is over {percent(_CLOCK_TOLERANCE, 0)} from ours at {len(apart)} of {len(ratios)}"
+    return [Note("warning", f"{text} shapes that both timed, at worst {ratio(worst)} of it; the table says where.")]
 
 
 class Counted:
