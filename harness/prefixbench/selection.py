@@ -61,8 +61,10 @@ class Selection:
 
 
 def parse_selector(selector: str | Sequence[str]) -> Selection:
+    """The words of a selector; UsageError for a filter that is unknown, has no value, or is given twice."""
     words = selector.split() if isinstance(selector, str) else [str(word) for word in selector]
-    sources, filters = [], {}
+    sources: list[str] = []
+    filters: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or "/" in name:
@@ -71,7 +73,12 @@ def parse_selector(selector: str | Sequence[str]) -> Selection:
         field = _ALIASES.get(name, name)
         if field not in _OF_RECORD and field not in _OF_CASE:
             raise unknown("filter", name, {*_ALIASES, *_OF_RECORD, *_OF_CASE})
-        filters[field] = tuple(part.strip().lower() for part in value.split(","))
+        allowed = tuple(part.strip().lower() for part in value.split(","))
+        if not all(allowed):
+            raise UsageError(f"filter {word!r} has a value that is empty; write {name}=VALUE or {name}=ONE,OTHER")
+        if field in filters:
+            raise UsageError(f"filter {name!r} is given twice; write {name}=ONE,OTHER for either of them")
+        filters[field] = allowed
     return Selection(tuple(sources), filters)
 
 

@@ -77,7 +77,7 @@ def load(selector: str | Sequence[str], root: Path = Path("runs")) -> list[Recor
 
     A torn or invalid file is logged with its path and left out; a record of a newer schema is a StoreError.
     """
-    selection = parse_selector(selector)
+    selection = parse_selector(_words(selector, root))
     records: dict[str, Record] = {}
     for source in selection.sources or (str(root),):
         for record in _from_source(source, root):
@@ -222,6 +222,13 @@ def clear_leftovers(root: Path) -> int:
             shutil.rmtree(path)
             cleared += 1
     return cleared
+
+
+def _words(selector: str | Sequence[str], root: Path) -> list[str]:
+    """Each argument split at its spaces, unless it is the name of a file or folder."""
+    arguments = [selector] if isinstance(selector, str) else selector
+    is_path = [bool(argument) and (Path(argument).exists() or (root / argument).exists()) for argument in arguments]
+    return [w for a, whole in zip(arguments, is_path, strict=True) for w in ([a] if whole else a.split())]
 
 
 def _from_source(source: str, root: Path) -> Sequence[Record]:

@@ -58,7 +58,7 @@ _AT_LEAST_ONE = (
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _MOST_REPETITIONS = 10_000
 _LARGEST_SEED = 2**31 - 1  # what every random generator of a server takes
-_SHORTEST_INTERVAL_S = 0.001
+SHORTEST_INTERVAL_S = 0.001
 
 
 def load(composed: DictConfig) -> RunConfig:
@@ -178,9 +178,9 @@ def _check_values(config: RunConfig) -> None:
             raise UsageError(f"{key}={_get(config, key)}: at most {_MOST_REPETITIONS} are allowed")
     if not 0 <= config.seed <= _LARGEST_SEED:
         raise UsageError(f"seed={config.seed}: must be from 0 to {_LARGEST_SEED}")
-    if config.measure.telemetry_interval_s < _SHORTEST_INTERVAL_S:
+    if config.measure.telemetry_interval_s < SHORTEST_INTERVAL_S:
         interval_s = config.measure.telemetry_interval_s
-        raise UsageError(f"measure.telemetry_interval_s={interval_s:g}: must be at least {_SHORTEST_INTERVAL_S:g}")
+        raise UsageError(f"measure.telemetry_interval_s={interval_s:g}: must be at least {SHORTEST_INTERVAL_S:g}")
     for name, value in config.workload.settings.items():
         if isinstance(value, list | dict):
             raise UsageError(f"workload.settings.{name}={value}: one value is needed, not several")

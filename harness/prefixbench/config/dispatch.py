@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from prefixbench.case import Change, DispatchCase
+from prefixbench.config.checks import check_destination
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 
@@ -47,6 +48,7 @@ def load(composed: DictConfig) -> DispatchConfig:
     config = OmegaConf.to_object(composed)
     if not isinstance(config, DispatchConfig):
         raise UsageError("the configuration does not start from dispatch_schema; keep it first in the defaults list")
+    check_destination(config.runs, config.tag)
     for name, given, allowed in (
         ("device", [config.device], DEVICES),
         ("mode", config.mode, MODES),
@@ -55,6 +57,10 @@ def load(composed: DictConfig) -> DispatchConfig:
         for value in given:
             if value not in allowed:
                 raise unknown(name, value, allowed)
+    for name in ("mode", "groups", "batch", "change"):
+        values = getattr(config, name)
+        if not values or len(set(values)) != len(values):
+            raise UsageError(f"{name}={list(values)}: give at least one value, and each only once")
     positive = dict.fromkeys(("prefix_len", "suffix_len", "kv_heads", "head_dim", "processors"), 1)
     for name, least in {**positive, "steps": 2, "warmup": 0}.items():
         if getattr(config, name) < least:

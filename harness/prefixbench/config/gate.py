@@ -32,7 +32,7 @@ def load_config(file: Path = DEFAULT_FILE, overrides: Mapping[str, object] | Non
     """Reads the file; `overrides` replace single values."""
     try:
         data = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{file}: {str(error).partition(chr(10))[0]}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{file}: a mapping is needed, as in {DEFAULT_FILE.name}")

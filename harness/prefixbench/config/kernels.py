@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from prefixbench.config.checks import SHORTEST_INTERVAL_S, check_destination, refuse_not_finite
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 
@@ -75,14 +76,29 @@ def load(composed: DictConfig) -> KernelsConfig:
     config = OmegaConf.to_object(composed)
     if not isinstance(config, KernelsConfig):
         raise UsageError("the configuration does not start from kernels_schema; keep it first in the defaults list")
+    refuse_not_finite(config)
+    check_destination(config.runs, config.tag)
     if config.device not in ("auto", "cuda", "cpu"):
         raise unknown("device", config.device, ("auto", "cuda", "cpu"))
     for cache in config.l2:
         if cache not in ("warm", "cold"):
             raise unknown("l2", cache, ("warm", "cold"))
-    for name, least in (("launches_per_graph", 1), ("warmup", 0), ("repetitions", 1), ("budget_s", 1), ("seed", 0)):
+    for name, least in (
+        ("launches_per_graph", 1),
+        ("warmup", 0),
+        ("repetitions", 1),
+        ("budget_s", 1),
+        ("counters_budget_s", 0),
+        ("seed", 0),
+    ):
         if getattr(config, name) < least:
             raise UsageError(f"{name}={getattr(config, name)}: must be at least {least}")
+    if config.telemetry_interval_s < SHORTEST_INTERVAL_S:
+        raise UsageError(
+            f"telemetry_interval_s={config.telemetry_interval_s:g}: must be at least {SHORTEST_INTERVAL_S:g}"
+        )
+    if len(set(config.l2)) != len(config.l2):
+        raise UsageError(f"l2={config.l2}: give each state only once")
     if not config.l2:
         raise UsageError("l2=[]: allowed are warm and cold, one or both")
     requests(config)

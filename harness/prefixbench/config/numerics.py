@@ -49,6 +49,8 @@ def load(composed: DictConfig) -> NumericsConfig:
     config = OmegaConf.to_object(composed)
     if not isinstance(config, NumericsConfig):
         raise UsageError("the configuration does not start from numerics_schema; keep it first in the defaults list")
+    config_checks.refuse_not_finite(config)
+    config_checks.check_destination(config.runs, config.tag)
     config_checks.check_server(server_config(config, NO_FAULT))
     for key, paths in (("paths", config.paths), ("control", config.control)):
         for path in paths:

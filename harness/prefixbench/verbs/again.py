@@ -11,11 +11,13 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from prefixbench import store
+from prefixbench.config.checks import check_destination
 from prefixbench.config.recorded import configurations
 from prefixbench.errors import UsageError
 from prefixbench.jobs import serving
 from prefixbench.jobs.progress import Progress
 from prefixbench.machine.signals import ending_as_interrupted
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 from prefixbench.verbs.run import summarize
 
@@ -26,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     found = configurations(select(options.selector, options.runs))
     if not found:
         raise UsageError(f"{' '.join(options.selector)!r} holds no record of `prefixbench run`; widen the selector")
+    check_destination(str(options.runs), options.tag)
     run_id = store.new_run_id()
     typed = ("again", *argv)
     console = Console()
@@ -48,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
+    options = Parser(
         prog="prefixbench again",
         description="Measure the cases of these records once more, from the configurations that the records keep; "
         "presets and defaults of today play no part. Nothing that is recorded already is counted.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -17,11 +16,12 @@ from prefixbench.analysis.dispatcher.timed_cells import STOCK_PEERS
 from prefixbench.analysis.stats import Interval
 from prefixbench.config import config_dir, hydra_app
 from prefixbench.config import kernels as kernels_config
-from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.overrides import one_line_errors, quoted
 from prefixbench.jobs import kernels as kernels_runner
 from prefixbench.measures.kernel import registry
 from prefixbench.record import Record
 from prefixbench.verbs import kernels as kernels_cli
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, select
 from prefixonce.cost import slug
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench calibrate",
         description="Times stock, cascade and dense on the cells of conf/kernels/calibration.yaml (without a GPU: the "
         "torch paths on those of calibration-cpu.yaml) and fits the cost model behind `auto` to them.",
@@ -60,8 +60,8 @@ def _measure(options: argparse.Namespace) -> list[Record]:
     kernels_config.register_schema()
     device = kernels_runner.resolve_device(options.device)
     design = "calibration" if device.type == "cuda" else "calibration-cpu"
-    run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
-    overrides = [f"kernels={design}", f"device={device.type}", f"runs={options.runs}", *options.override]
+    run_id = store.new_run_id()
+    overrides = [f"kernels={design}", f"device={device.type}", f"runs={quoted(str(options.runs))}", *options.override]
     with one_line_errors():
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             config = kernels_config.load(compose("kernels", overrides=overrides))

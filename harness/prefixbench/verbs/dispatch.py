@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -17,10 +15,10 @@ from prefixbench import store
 from prefixbench.analysis.claims.evidence import Evidence, is_gpu
 from prefixbench.analysis.dispatcher.decisions import decisions, fastest_steps_ms
 from prefixbench.case import case_hash
-from prefixbench.config import config_dir, hydra_app
 from prefixbench.config import dispatch as dispatch_config
+from prefixbench.config import hydra_app
 from prefixbench.config.dispatch import DispatchConfig
-from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.errors import EngineError
 from prefixbench.machine import environment, lock
 from prefixbench.record import SCHEMA_VERSION, Launch, Record
@@ -30,16 +28,16 @@ from prefixonce.cost import CONSERVATIVE, Profile, profile_for
 def main(argv: Sequence[str]) -> int:
     """Measures every point, then prints one table with the share of a measured step; 0 when all are recorded."""
     dispatch_config.register_schema()
-    arguments = get_args_parser().parse_args(list(argv))
+    arguments = hydra_app.parse(argv)
     with one_line_errors():
         if hydra_app.only_shows(arguments):
             return hydra_app.launch("dispatch", "dispatch", task, argv)
-        config = _check([] if arguments.multirun else arguments.overrides)
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        jobs = compositions("dispatch", arguments, arguments.overrides)
+        asked = {(config.runs, config.against) for config in map(dispatch_config.load, jobs)}
+        run_id = store.new_run_id()
         code = hydra_app.launch("dispatch", "dispatch", task, [*argv, f"run_id={run_id}"])
-        root = Path(config.runs)
-        if code == 0:
-            summarize(store.of_run(root, run_id), store.load(config.against, root), Console())
+        for root, against in sorted(asked) if code == 0 else ():
+            summarize(store.of_run(Path(root), run_id), store.load(against, Path(root)), Console())
         return code
 
 
@@ -121,8 +119,3 @@ def summarize(records: Sequence[Record], against: Sequence[Record], console: Con
 
 def _share(planning_us: float, batch: int, steps_ms: Mapping[int, float]) -> str:
     return f"{planning_us / 10 / steps_ms[batch]:.2f}%" if batch in steps_ms else "-"
-
-
-def _check(overrides: Sequence[str]) -> DispatchConfig:
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return dispatch_config.load(compose("dispatch", overrides=list(overrides)))

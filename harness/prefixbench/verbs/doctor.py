@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -19,6 +18,7 @@ from rich.markup import escape
 
 from prefixbench.engines.checkpoints import cache_dir
 from prefixbench.machine import environment
+from prefixbench.verbs.parser import Parser
 
 Level = Literal["ok", "note", "missing"]
 
@@ -40,7 +40,7 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 1 when something is missing that `prefixbench run` needs here."""
-    parser = argparse.ArgumentParser(prog="prefixbench doctor", description=__doc__)
+    parser = Parser(prog="prefixbench doctor", description=__doc__)
     parser.parse_args(argv)
     findings = tuple(examine())
     console = Console(highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from prefixbench.errors import UsageError
 from prefixbench.measures.fragmentation import Fragmentation, Machine, simulate
 from prefixbench.measures.traffic import Traffic
 from prefixbench.output import write_whole
+from prefixbench.verbs.parser import Parser
 
 _SAMPLE_S = 10.0
 _ROWS = 12
@@ -71,7 +72,7 @@ def _table(found: Fragmentation) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench fragmentation",
         description="Drives SGLang's radix tree, allocators and eviction under our placement with a stream of requests "
         "in simulated time: prefixes with log-normal lengths that come into fashion and go, unique suffixes, a full "

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from prefixbench.config.gate import DEFAULT_FILE, load_config
 from prefixbench.errors import StoreError, UsageError
 from prefixbench.output import write_whole
 from prefixbench.verbs import gate_output as output
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, select
 
 _EPILOG = """exit codes
@@ -74,6 +74,8 @@ def _gate(options: argparse.Namespace, config: GateConfig) -> int:
 
 
 def _test_itself(options: argparse.Namespace, config: GateConfig) -> int:
+    if options.draws < 1:
+        raise GateUsageError(f"--draws {options.draws}: must be at least 1")
     rates = self_test(config.rule, options.draws) if options.self_test else []
     if options.replay:
         real = replay(select(options.replay, options.runs), config, options.draws)
@@ -121,13 +123,8 @@ _OVERRIDES = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise GateUsageError(f"{message}; see prefixbench gate --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="prefixbench gate",
         description=__doc__,
         epilog=_EPILOG,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from prefixbench import store
 from prefixbench.case import KernelCase
-from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import hydra_app
 from prefixbench.config import kernels as kernels_config
 from prefixbench.config.kernels import KernelsConfig
-from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.jobs import kernels as kernels_runner
 from prefixbench.measures.kernel.inputs import Shape
 from prefixbench.record import Correctness, KernelMeasurement, Record
@@ -27,15 +24,14 @@ from prefixbench.record import Correctness, KernelMeasurement, Record
 def main(argv: Sequence[str]) -> int:
     """Measures every point; 0 when all are recorded as ok, 1 when some failed or gave a wrong result."""
     kernels_config.register_schema()
-    arguments = get_args_parser().parse_args(list(argv))
+    arguments = hydra_app.parse(argv)
     with one_line_errors():
         if hydra_app.only_shows(arguments):
             return hydra_app.launch("kernels", "kernels", task, argv)
-        config = None if arguments.multirun else _check(arguments.overrides)
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        roots = {_checked(composed).runs for composed in compositions("kernels", arguments, arguments.overrides)}
+        run_id = store.new_run_id()
         code = hydra_app.launch("kernels", "kernels", task, [*argv, f"run_id={run_id}"])
-        root = Path(config.runs if config else _check([]).runs)
-        return code or summarize(store.of_run(root, run_id), Console())
+        return code or summarize([r for root in sorted(roots) for r in store.of_run(Path(root), run_id)], Console())
 
 
 def task(composed: DictConfig) -> None:
@@ -134,9 +130,8 @@ def _number(value: float | None) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def _check(overrides: Sequence[str]) -> KernelsConfig:
-    """Composes and checks, shapes and device included, before anything is measured."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = kernels_config.load(compose("kernels", overrides=list(overrides)))
+def _checked(composed: DictConfig) -> KernelsConfig:
+    """Checks everything, shapes and device included, before anything is measured."""
+    config = kernels_config.load(composed)
     kernels_runner.plan_cells(kernels_config.requests(config), kernels_runner.resolve_device(config.device))
     return config

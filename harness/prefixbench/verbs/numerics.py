@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from prefixbench import store
 from prefixbench.analysis.numerics import QUANTILES, Deviation, Verdict, verdicts
-from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import hydra_app
 from prefixbench.config import numerics as numerics_config
-from prefixbench.config.numerics import NumericsConfig
-from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.config.run import PATHS
 from prefixbench.jobs import numerics as numerics_runner
 from prefixbench.record import Record
@@ -26,15 +22,15 @@ from prefixbench.record import Record
 def main(argv: Sequence[str]) -> int:
     """0 when every path is inside and every control outside, 1 when not so or something was not measured."""
     numerics_config.register_schema()
-    arguments = get_args_parser().parse_args(list(argv))
+    arguments = hydra_app.parse(argv)
     with one_line_errors():
         if hydra_app.only_shows(arguments):
             return hydra_app.launch("numerics", "numerics", task, argv)
-        config = None if arguments.multirun else _check(arguments.overrides)
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        jobs = compositions("numerics", arguments, arguments.overrides)
+        roots = {numerics_config.load(composed).runs for composed in jobs}
+        run_id = store.new_run_id()
         code = hydra_app.launch("numerics", "numerics", task, [*argv, f"run_id={run_id}"])
-        root = Path((config or _check([])).runs)
-        return code or summarize(store.of_run(root, run_id), Console())
+        return code or summarize([r for root in sorted(roots) for r in store.of_run(Path(root), run_id)], Console())
 
 
 def task(composed: DictConfig) -> None:
@@ -94,8 +90,3 @@ def _row(name: str, deviation: Deviation, rest: Sequence[str]) -> str:
     figures = [deviation.mean, deviation.median, *deviation.quantiles, deviation.largest]
     shown = ["-" if figure is None else f"{figure:.2e}" for figure in figures]
     return _COLUMNS.format(name, deviation.positions, *shown, f"{deviation.other_argmax:.2%}", *rest).rstrip()
-
-
-def _check(overrides: Sequence[str]) -> NumericsConfig:
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return numerics_config.load(compose("numerics", overrides=list(overrides)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from datetime import datetime
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from prefixbench import store
 from prefixbench.analysis.outside import TOLERANCE, Agreement, agreements, speed_ups
 from prefixbench.analysis.stats import Interval
 from prefixbench.case import OutsideCase
@@ -26,19 +26,25 @@ from prefixbench.engines.bench_serving import DATA_SETS, BenchServing
 from prefixbench.errors import UsageError
 from prefixbench.jobs import outside, sweep
 from prefixbench.jobs.progress import describe
+from prefixbench.machine.signals import ending_as_interrupted
 from prefixbench.record import Record
+from prefixbench.verbs.parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when every figure agrees or is undecided; 1 when some figure differs or some point failed."""
     options = _parser().parse_intermixed_args(list(argv))
+    if not options.tolerance > 0:
+        raise UsageError(f"--tolerance {options.tolerance:g}: a share above 0 is needed, such as {TOLERANCE}")
     console = Console(highlight=False, soft_wrap=True)
     job = _job(options, console)
     if options.plan_only:
         for line in plan_lines(job):
             console.print(line, markup=False)
         return 0
-    return report(outside.run(job), options.tolerance, console)
+    with ending_as_interrupted():
+        records = outside.run(job)
+    return report(records, options.tolerance, console)
 
 
 def report(records: Sequence[Record], tolerance: float, console: Console) -> int:
@@ -70,9 +76,10 @@ def _job(options: argparse.Namespace, console: Console) -> outside.Job:
     preset = [] if any(word.startswith("sweep=") for word in typed) else ["sweep=outside"]
     register_schema()
     with one_line_errors(), initialize_config_dir(str(config_dir()), version_base="1.3"):
-        run_id = f"run_id={datetime.now():%Y%m%dT%H%M%S.%f}"
+        run_id = f"run_id={store.new_run_id()}"
         composed = compose("config", overrides=[*preset, *prepare(typed, multirun=True), run_id])
     config = config_checks.load(composed)
+    config_checks.check_destination(config.runs, config.tag)
     if not config.engine.tokenizer:
         raise UsageError("engine.tokenizer=false: SGLang's client reads text; use engine.tokenizer=true")
     resolved = OmegaConf.to_container(composed, resolve=True)
@@ -106,7 +113,7 @@ def _name(case: OutsideCase) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench outside",
         description=__doc__,
         epilog="Exit codes: 0 the clients agree, or nothing shows that they differ; 1 they differ, or a point failed; "

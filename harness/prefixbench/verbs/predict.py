@@ -21,6 +21,7 @@ from prefixbench.analysis.roofline.predict import FITTED_ON, Prediction, Range, 
 from prefixbench.analysis.roofline.records import kernel_checks, step_checks
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, select
 
 _DEFAULTS = {"model": "llama-3.1-8b", "gpu": FITTED_ON, "prefix_len": "16384", "concurrency": "256"}
@@ -28,6 +29,7 @@ _DEFAULTS |= {"suffix_len": "64", "output_len": "128", "gpus": "1"}
 _CUSTOM = ("copy_gb_s", "matmul_tflop_s", "l2_gb_s", "memory_gb")
 # What the H200 shows: shared pages come from L2 this much faster than from memory.
 _L2_OVER_COPY = 2.3
+_MOST_DIGITS = 10
 _EPILOG = """settings (key=value; prefix_len, concurrency and gpus may be lists)
   model=llama-3.1-8b       a model of conf/model
   gpu=h200                 a GPU of conf/hardware.yaml, or gpu=custom with
@@ -109,9 +111,9 @@ def _positive(settings: Mapping[str, str], name: str) -> float:
 def _numbers(settings: Mapping[str, str], name: str) -> list[int]:
     words = settings[name].split(",")
     least = 0 if name in ("prefix_len", "suffix_len") else 1
-    if not all(word.isdecimal() and int(word) >= least for word in words):
+    if not all(word.isdecimal() and len(word) < _MOST_DIGITS and int(word) >= least for word in words):
         raise UsageError(
-            f"{name}={settings[name]!r}: whole numbers from {least} on are needed, such as {name}=512,2048"
+            f"{name}={settings[name][:100]!r}: whole numbers from {least} on are needed, such as {name}=512,2048"
         )
     if len(words) > 1 and name in ("suffix_len", "output_len"):
         raise UsageError(f"{name}={settings[name]!r}: one number is needed")
@@ -160,7 +162,7 @@ def _range(value: Range, text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench predict",
         description=__doc__,
         epilog=_EPILOG,

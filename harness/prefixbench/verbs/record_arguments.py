@@ -23,10 +23,9 @@ def add_selector(parser: argparse.ArgumentParser, name: str = "selector", defaul
 
 def select(words: Sequence[str], runs: Path) -> list[Record]:
     """The records that these words name; UsageError when there are none."""
-    selector = " ".join(words)
-    records = load(selector, runs)
+    records = load(words, runs)
     if not records:
         raise UsageError(
-            f"no record matches {selector!r} under {runs}; run `prefixbench run` first or widen the selector"
+            f"no record matches {' '.join(words)!r} under {runs}; run `prefixbench run` first or widen the selector"
         )
     return records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import Counter
@@ -34,6 +33,7 @@ from prefixbench.record import (
     Record,
     ServingMeasurement,
 )
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 
 _LEVELS: dict[str, Callable[[Sequence[Record]], pd.DataFrame]] = {
@@ -46,7 +46,7 @@ _LEVELS: dict[str, Callable[[Sequence[Record]], pd.DataFrame]] = {
 
 def show(argv: Sequence[str]) -> int:
     """One line per record; everything about it when there is only one."""
-    parser = argparse.ArgumentParser(prog="prefixbench show", description="Print records.")
+    parser = Parser(prog="prefixbench show", description="Print records.")
     add_selector(parser)
     add_runs(parser)
     options = parser.parse_args(argv)
@@ -61,7 +61,7 @@ def show(argv: Sequence[str]) -> int:
 
 def compare(argv: Sequence[str]) -> int:
     """Ratios of two selections; 3 when they differ in what is not compared."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench compare",
         description="Compare two selections of records, point by point; ratios are second over first.",
         epilog="exit codes: 0 compared; 3 environment or realized batch differ (named, with both values)",
@@ -95,7 +95,7 @@ def compare(argv: Sequence[str]) -> int:
 
 def export(argv: Sequence[str]) -> int:
     """Writes one table; the file's ending says which format."""
-    parser = argparse.ArgumentParser(prog="prefixbench export", description="Write records as a table.")
+    parser = Parser(prog="prefixbench export", description="Write records as a table.")
     add_selector(parser)
     add_runs(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, help="FILE.parquet or FILE.csv")

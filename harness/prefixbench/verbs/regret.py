@@ -11,6 +11,7 @@ from rich.console import Console
 from prefixbench.analysis.dispatcher.regret import Regret, regret, rules
 from prefixbench.analysis.dispatcher.timed_cells import timed_grid
 from prefixbench.errors import UsageError
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 from prefixonce.cost import load_profile, profile_for
 
@@ -20,6 +21,8 @@ _LINE = "  {:<42} {:>9} {:>9} {:>9} {:>9} {:>10}"
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 1 when `auto` takes more than --at-most longer in sum than the best possible choices."""
     options = _parser().parse_args(argv)
+    if options.at_most is not None and not options.at_most >= 0:
+        raise UsageError(f"--at-most {options.at_most:g}: a share from 0 is needed, such as 0.02")
     grid = timed_grid(select(options.selector, options.runs))
     if not grid.complete:
         raise UsageError("no cell was timed with stock, cascade and dense; run `prefixbench kernels kernels=regret`")
@@ -44,7 +47,7 @@ def _row(one: Regret) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench regret",
         description="Lets each rule choose for every cell and adds up the times that were measured for its choices.",
     )

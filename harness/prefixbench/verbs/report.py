@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefixbench.errors import BenchError, UsageError
+from prefixbench.errors import BenchError
 from prefixbench.report.build import Selected, build, write
-from prefixbench.store import load
+from prefixbench.verbs.parser import Parser
+from prefixbench.verbs.record_arguments import select
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="prefixbench report", description=__doc__)
+    parser = Parser(prog="prefixbench report", description=__doc__)
     parser.add_argument("selector", nargs="*", default=["latest"], help="which records; default: latest")
     parser.add_argument("-o", "--output", type=Path, default=Path("reports/latest"), help="folder of the report")
     parser.add_argument("--compare", metavar="SELECTOR", help="a second selection: adds comparison and gate result")
@@ -45,10 +46,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _select(words: Sequence[str], runs: Path) -> Selected:
-    selector = " ".join(words)
-    records = load(words, runs)
-    if not records:
-        raise UsageError(
-            f"no record matches {selector!r} under {runs}; run `prefixbench run` first or widen the selector"
-        )
-    return Selected(selector, tuple(records))
+    return Selected(" ".join(words), tuple(select(words, runs)))

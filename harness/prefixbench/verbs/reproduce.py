@@ -19,9 +19,11 @@ from rich.console import Console
 
 from prefixbench import cli, store
 from prefixbench.config import config_dir
+from prefixbench.config.overrides import quoted
 from prefixbench.errors import BenchError, UsageError
 from prefixbench.jobs import resume
 from prefixbench.machine import environment
+from prefixbench.verbs.parser import Parser
 
 _BUDGET = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?$")
 
@@ -49,7 +51,8 @@ class Step:
 
     def words(self, runs: Path, output: Path) -> list[str]:
         given = [argument.replace("{output}", str(output)) for argument in self.arguments]
-        return [*given, f"tag={self.tag}", f"{self.runs}={runs}"]
+        where = str(runs) if self.runs.startswith("-") else quoted(str(runs))
+        return [*given, f"tag={self.tag}", f"{self.runs}={where}"]
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ def _run(step: Step, runs: Path, output: Path) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="prefixbench reproduce", description=__doc__)
+    parser = Parser(prog="prefixbench reproduce", description=__doc__)
     parser.add_argument("--preset", choices=["cpu", "one-gpu", "two-gpu", "four-gpu"], help="instead of what fits here")
     parser.add_argument("--budget", metavar="25m", help="shorten the plan to this time, least informative parts first")
     parser.add_argument("--plan-only", action="store_true", help="say what would run, and stop")

@@ -16,6 +16,7 @@ from rich.table import Table
 from prefixbench.analysis.claims.reported import DEFAULT_FILE, load_claims
 from prefixbench.analysis.claims.scorecard import ScoreRow, counts, scorecard
 from prefixbench.output import write_whole
+from prefixbench.verbs.parser import Parser
 from prefixbench.verbs.record_arguments import add_runs, add_selector, select
 
 _STYLES = {"reproduced": "green", "differs": "red", "not run here": "yellow"}
@@ -60,7 +61,7 @@ def _literal(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="prefixbench scorecard", description=__doc__)
+    parser = Parser(prog="prefixbench scorecard", description=__doc__)
     add_selector(parser)
     add_runs(parser)
     parser.add_argument("--claims", type=Path, default=DEFAULT_FILE, help="reported values; default: conf/claims.yaml")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 from rich.console import Console
 
-from prefixbench.config import config_dir, hydra_app
+from prefixbench.config import hydra_app
 from prefixbench.config import soak as soak_config
-from prefixbench.config.overrides import one_line_errors
+from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.errors import UsageError
 from prefixbench.jobs import soak
 from prefixbench.output import write_whole
-from prefixbench.store import SWEEPS
+from prefixbench.store import SWEEPS, new_run_id
 
 _SUMMARY = "soak.json"
 
@@ -26,15 +23,14 @@ _SUMMARY = "soak.json"
 def main(argv: Sequence[str]) -> int:
     """0 when the soak met no fault, else 1."""
     soak_config.register_schema()
-    arguments = get_args_parser().parse_args(list(argv))
+    arguments = hydra_app.parse(argv)
     with one_line_errors():
         if hydra_app.only_shows(arguments):
             return hydra_app.launch("soak", "soak", task, argv)
         if arguments.multirun:
             raise UsageError("a soak is one run; leave -m out")
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            config = soak_config.load(compose("soak", overrides=list(arguments.overrides)))
-        run_id = f"{datetime.now():%Y%m%dT%H%M%S.%f}"
+        config = soak_config.load(compositions("soak", arguments, arguments.overrides)[0])
+        run_id = new_run_id()
         code = hydra_app.launch("soak", "soak", task, [*argv, f"run_id={run_id}"])
         summary = json.loads((_folder(config.runs, run_id) / _SUMMARY).read_text())
         return code or (1 if summary["faults"] else 0)

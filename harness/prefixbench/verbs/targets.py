@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from prefixbench.config import config_dir
 from prefixbench.targets import engine as targets_engine
 from prefixbench.targets import kernels as targets_kernels
 from prefixbench.targets.table import Row, is_all_met, read_targets
+from prefixbench.verbs.parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when every target of the table is met by the selected records, else 1."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefixbench targets",
         description="Prints each target beside the ratio in the newest records that have it.",
         epilog="Exit codes: 0 all met; 1 some target is missed or has no record; 2 bad option, file or selector.",

@@ -17,6 +17,7 @@ from prefixbench.config import config_dir
 from prefixbench.errors import UsageError
 from prefixbench.measures.workcounts import MORE_IS_BETTER, NEITHER_IS_BETTER, Counts, count_all
 from prefixbench.output import write_whole
+from prefixbench.verbs.parser import Parser
 
 _RENEW = "prefixbench workcounts -o conf/workcounts-baseline.json"
 
@@ -76,7 +77,7 @@ def to_json(counts: Counts) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="prefixbench workcounts", description=__doc__)
+    parser = Parser(prog="prefixbench workcounts", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the baseline; exit code 1 on a difference")
     parser.add_argument(
         "--baseline",
