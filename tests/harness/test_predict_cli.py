@@ -47,6 +47,13 @@ def test_the_machine_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpu=custom", "copy_gb_s=fast", "matmul_tflop_s=1"], "a positive number is needed"),
         (["copy_gb_s=1"], "only with gpu=custom"),
         (["output_len=1,2"], "one number is needed"),
+        (["gpus=1,3"], "gpus=3: must divide the 32 heads and 8 K/V heads of llama-3.1-8b"),
+        (
+            ["prefix_len=512,131072"],
+            "prefix_len + suffix_len + output_len = 131264: llama-3.1-8b has a context of 131072",
+        ),
+        (["prefix_len=512", "prefix_len=1024"], "prefix_len is given twice"),
+        (["gpu=custom", "copy_gb_s=1e300", "matmul_tflop_s=1"], "a positive number is needed, from 0.001 to 1,000,000"),
     ],
 )
 def test_refusals_are_one_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from prefixbench.analysis.roofline.checks import Hardware, Residual, load_hardware
 from prefixbench.analysis.roofline.fit import on_paper
-from prefixbench.analysis.roofline.model import Ceilings, Load
+from prefixbench.analysis.roofline.model import Ceilings, Load, ModelShape
 from prefixbench.analysis.roofline.predict import FITTED_ON, Prediction, Range, model_of, predict
 from prefixbench.analysis.roofline.records import kernel_checks, step_checks
 from prefixbench.errors import UsageError
@@ -30,6 +30,7 @@ _CUSTOM = ("copy_gb_s", "matmul_tflop_s", "l2_gb_s", "memory_gb")
 # What the H200 shows: shared pages come from L2 this much faster than from memory.
 _L2_OVER_COPY = 2.3
 _MOST_DIGITS = 10
+_LEAST_CUSTOM, _MOST_CUSTOM = 1e-3, 1e6
 _EPILOG = """settings (key=value; prefix_len, concurrency and gpus may be lists)
   model=llama-3.1-8b       a model of conf/model
   gpu=h200                 a GPU of conf/hardware.yaml, or gpu=custom with
@@ -54,11 +55,11 @@ def main(argv: Sequence[str]) -> int:
     fitted = model_of(gpu, hardware, kernel_checks(records, hardware), step_checks(records, hardware))
     model = hardware.model(settings["model"])
     suffix, output = _numbers(settings, "suffix_len")[0], _numbers(settings, "output_len")[0]
+    prefixes, concurrencies, counts = (_numbers(settings, name) for name in ("prefix_len", "concurrency", "gpus"))
+    _check(model, max(prefixes) + suffix + output, counts)
     predictions = [
         prediction
-        for prefix, concurrency, gpus in product(
-            *(_numbers(settings, n) for n in ("prefix_len", "concurrency", "gpus"))
-        )
+        for prefix, concurrency, gpus in product(prefixes, concurrencies, counts)
         for prediction in predict(model, fitted, Load(prefix, suffix + output // 2, concurrency, gpus), suffix + output)
     ]
     if options.json:
@@ -80,10 +81,25 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{word!r} is no setting; allowed: key=value, such as prefix_len=2048")
         if name not in _DEFAULTS and name not in _CUSTOM:
             raise unknown("setting", name, [*_DEFAULTS, *_CUSTOM])
+        if name in given:
+            raise UsageError(f"{name} is given twice; several values are one list, such as prefix_len=512,2048")
         given[name] = value
     if given.get("gpu") != "custom" and given.keys() & set(_CUSTOM):
         raise UsageError(f"{', '.join(sorted(given.keys() & set(_CUSTOM)))}: only with gpu=custom")
     return {**_DEFAULTS, **given}
+
+
+def _check(model: ModelShape, most_tokens: int, gpu_counts: Sequence[int]) -> None:
+    """UsageError for what no server would start with: heads that cannot be dealt out, requests beyond the context."""
+    if most_tokens > model.max_context:
+        raise UsageError(
+            f"prefix_len + suffix_len + output_len = {most_tokens}: {model.name} has a context of {model.max_context}"
+        )
+    for count in gpu_counts:
+        if model.heads % count or model.kv_heads % count:
+            raise UsageError(
+                f"gpus={count}: must divide the {model.heads} heads and {model.kv_heads} K/V heads of {model.name}"
+            )
 
 
 def _gpu(settings: Mapping[str, str], hardware: Hardware) -> Ceilings:
@@ -103,8 +119,9 @@ def _positive(settings: Mapping[str, str], name: str) -> float:
         value = float(settings[name])
     except ValueError:
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name}={settings[name]!r}: a positive number is needed")
+    if not _LEAST_CUSTOM <= value <= _MOST_CUSTOM:
+        limits = f"{_LEAST_CUSTOM:g} to {_MOST_CUSTOM:,.0f}"
+        raise UsageError(f"{name}={settings[name][:100]!r}: a positive number is needed, from {limits}")
     return value
 
 

@@ -36,6 +36,20 @@ def test_flagged_blocks_are_left_out_only_by_rule_and_counted() -> None:
     assert ruled["exclusions"][1] == ("throttled: GPU 0",)
 
 
+def test_the_same_path_twice_is_the_same_whatever_the_order_and_a_cold_cache_is_no_gain() -> None:
+    """Blocks A, B and B, A of one server; then the second run of A, fast because the first warmed the cache for it."""
+    there, back = (
+        frame.launches(frame.blocks([serving_record("cascade", 0, s)])) for s in ([0.01, 0.02], [0.02, 0.01])
+    )
+    assert there["decode_tok_s"][0] == back["decode_tok_s"][0]
+    first = serving_record("cascade", 0, 0.02, flags=("cold-cache: hit rate 0.0",), cache_state="flushed")
+    second = serving_record("cascade", 1, 0.01, cache_state="flushed, primed 1 prefix")
+    rows = frame.launches(frame.blocks([first, second], exclude=frame.UNTRUSTWORTHY))
+    assert rows["blocks_excluded"].tolist() == [1, 0]
+    assert list(frame.sample(rows)) == ["launch-01"]
+    assert rows["cache_state"].tolist() == ["", "flushed, primed 1 prefix"]
+
+
 def watched(*readings: tuple[int, int | None]) -> tuple[Telemetry, ...]:
     samples = (TelemetrySample(i / 10, clock, throttle_reasons=bits) for i, (clock, bits) in enumerate(readings))
     return (Telemetry("nvml", 0.1, 0, tuple(samples)),)

@@ -24,7 +24,8 @@ def test_one_launch_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "factor"), [([100.0, 102.0, 101.0], 2.484), ([100.0, 101.0, 99.0, 100.0, 100.0], 1.242)]
+    ("values", "factor"),
+    [([100.0, 102.0], 8.985), ([100.0, 102.0, 101.0], 2.484), ([100.0, 101.0, 99.0, 100.0, 100.0], 1.242)],
 )
 def test_student_half_width(values: list[float], factor: float) -> None:
     interval = stats.mean_interval(values)
@@ -126,7 +127,11 @@ def test_launches_needed_is_the_smallest(half_width: float) -> None:
 
 def test_instability_says_what_to_do() -> None:
     assert stats.instability([100.0, 100.1, 99.9]) is None
-    assert "more launches" in (stats.instability([100.0, 110.0, 90.0]) or "")
+    shaky = [100.0, 103.0, 97.0]
+    needed = stats.launches_needed(3.0, 2.0)
+    assert needed == 12
+    assert stats.instability(shaky) == f"±7.5% after 3 launches; ±2% needs about {needed - 3} more launches"
+    assert "a quieter machine" in (stats.instability([100.0, 300.0, 1.0], target=1e-4) or "")
     assert "no error bar" in (stats.instability([100.0]) or "")
 
 

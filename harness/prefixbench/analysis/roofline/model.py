@@ -38,6 +38,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocab: int
+    max_context: int
     element_bytes: int = 2
 
     @property
