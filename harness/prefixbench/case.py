@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from pydantic import NonNegativeInt, PositiveInt  # checked when a record is read
+
 Settings = dict[str, str | int | float | bool | None]
 
 
@@ -22,11 +24,11 @@ class ServingCase:
     model: str
     path: str
     plugin: bool
-    prefix_tokens: int
-    suffix_tokens: int
-    output_tokens: int
-    concurrency: int
-    tensor_parallel: int
+    prefix_tokens: NonNegativeInt
+    suffix_tokens: NonNegativeInt
+    output_tokens: PositiveInt
+    concurrency: PositiveInt
+    tensor_parallel: PositiveInt
     engine: str
     stock_backend: str
     workload: str
@@ -41,13 +43,13 @@ class KernelCase:
     """One launch shape of one implementation (ours or a peer's). Head counts are per GPU."""
 
     implementation: str
-    prefix_tokens: int
-    suffix_tokens: int
-    batch: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    page_size: int
+    prefix_tokens: NonNegativeInt
+    suffix_tokens: NonNegativeInt
+    batch: PositiveInt
+    q_heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    page_size: PositiveInt
     dtype: str
     layout: str
     settings: Settings
@@ -65,12 +67,12 @@ class NumericsCase:
     model: str
     role: Literal["reference", "noise", "path"]
     path: str
-    concurrency: int
-    requests: int
-    prefix_tokens: int
-    suffix_tokens: int
-    decode_tokens: int
-    tensor_parallel: int
+    concurrency: PositiveInt
+    requests: PositiveInt
+    prefix_tokens: NonNegativeInt
+    suffix_tokens: NonNegativeInt
+    decode_tokens: PositiveInt
+    tensor_parallel: PositiveInt
     stock_backend: str
     fault: str
     engine_settings: Settings
@@ -100,14 +102,14 @@ class DispatchCase:
     """
 
     mode: str
-    groups: int
-    batch: int
+    groups: NonNegativeInt
+    batch: PositiveInt
     change: Change
-    prefix_tokens: int
-    suffix_tokens: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    prefix_tokens: NonNegativeInt
+    suffix_tokens: NonNegativeInt
+    q_heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
     settings: Settings
     kind: Literal["dispatch"] = "dispatch"
 

@@ -135,7 +135,8 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
         watched = _watched(measurement.telemetry, written, fastest[record.launch.launch_id])
         for timing in measurement.timings:
             seconds = median(timing.samples_us) / 1e6 if timing.samples_us else math.nan
-            rate, copy = measurement.model_bytes / seconds, measurement.copy_bandwidth_bytes_per_s
+            seconds = seconds if seconds > 0 else math.nan  # no launch takes no time: the clock was wrong
+            rate, copy = measurement.model_bytes / seconds, measurement.copy_bandwidth_bytes_per_s or None
             rows.append(
                 {
                     "record_id": record.record_id,
@@ -165,7 +166,7 @@ def kernels(records: Sequence[Record]) -> pd.DataFrame:
                     "flops_per_s": measurement.flops / seconds,
                     "bytes_per_s": rate,
                     "copy_bytes_per_s": _nan(copy),
-                    "matmul_flops_per_s": _nan(measurement.matmul_flops_per_s),
+                    "matmul_flops_per_s": _nan(measurement.matmul_flops_per_s or None),
                     "model_bytes": measurement.model_bytes,
                     "dram_read_bytes": _nan(hardware.dram_read_bytes if hardware else None),
                     "l2_read_bytes": _nan(hardware.l2_read_bytes if hardware else None),
@@ -298,7 +299,7 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str], fastest:
     reason = flagged(watched["flags"], exclude)
     row: dict[str, object] = {name: _nan(quantity.value) for name, quantity in quantities.items()}
     heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")
-    group = heads / kv_heads if isinstance(heads, int) and isinstance(kv_heads, int) else math.nan
+    group = heads / kv_heads if isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads else math.nan
     counters = block.counters
     steps = {f"steps_{kernel}": counters.steps.get(kernel, 0) if counters else math.nan for kernel in KERNELS}
     row |= {

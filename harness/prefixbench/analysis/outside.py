@@ -49,19 +49,22 @@ class Measured:
 
     def tok_s(self, label: str) -> tuple[dict[str, float], dict[str, float]]:
         """Of our client and of theirs; keyed so that values of two cases with different labels are not paired."""
-        ours = {f"{label} {i}": tok_s(pair.ours) for i, pair in enumerate(self.pairs)}
-        return ours, {f"{label} {i}": outside_tok_s(pair.theirs) for i, pair in enumerate(self.pairs)}
+        values = _both(self.pairs, tok_s, outside_tok_s)
+        ours, theirs = ({f"{label} {i}": value[side] for i, value in enumerate(values)} for side in (0, 1))
+        return ours, theirs
 
 
 def agreements(records: Sequence[Record], tolerance: float = TOLERANCE) -> list[Agreement]:
-    """Two figures of every case: output tok/s over the whole block, and milliseconds per output token."""
+    """Two figures of every case where they are defined: output tok/s over the whole block, and milliseconds per output
+    token."""
     return [
-        _agreement(measured, name, ours, theirs, tolerance)
+        _agreement(measured.case, name, values, tolerance)
         for measured in by_case(records)
-        for name, ours, theirs in (
-            ("output tok/s", tok_s, outside_tok_s),
-            ("ms per output token", tpot_ms, outside_tpot_ms),
+        for name, values in (
+            ("output tok/s", _both(measured.pairs, tok_s, outside_tok_s)),
+            ("ms per output token", _both(measured.pairs, tpot_ms, outside_tpot_ms)),
         )
+        if values
     ]
 
 
@@ -96,37 +99,46 @@ def judge(ratios: Interval, tolerance: float) -> Verdict:
     return "agree" if 1 - tolerance <= ratios.low and ratios.high <= 1 + tolerance else "undecided"
 
 
-def tok_s(block: Block) -> float:
-    return sum(sample.output_tokens for sample in block.requests) / block.wall_s
+def tok_s(block: Block) -> float | None:
+    """Output tokens per second of the whole block; None, as below, where nothing was decoded in any time."""
+    return _rate(sum(sample.output_tokens for sample in block.requests), block.wall_s)
 
 
-def tpot_ms(block: Block) -> float:
+def tpot_ms(block: Block) -> float | None:
     """Mean over requests of the time from first to last chunk, per token in between; as the other client defines it."""
     spans = [(sample.chunks[0], sample.chunks[-1]) for sample in block.requests if len(sample.chunks) > 1]
-    return 1e3 * mean((end_s - begin_s) / (last - first) for (first, begin_s), (last, end_s) in spans)
+    times_s = [(end_s - begin_s) / (last - first) for (first, begin_s), (last, end_s) in spans if last > first]
+    return 1e3 * mean(times_s) if times_s else None
 
 
-def outside_tok_s(block: OutsideBlock) -> float:
-    return sum(block.output_tokens) / block.wall_s
+def outside_tok_s(block: OutsideBlock) -> float | None:
+    return _rate(sum(block.output_tokens), block.wall_s)
 
 
-def outside_tpot_ms(block: OutsideBlock) -> float:
+def outside_tpot_ms(block: OutsideBlock) -> float | None:
     pairs = zip(block.decode_s, block.output_tokens, strict=True)
-    return 1e3 * mean(seconds / (tokens - 1) for seconds, tokens in pairs if tokens > 1)
+    times_s = [seconds / (tokens - 1) for seconds, tokens in pairs if tokens > 1]
+    return 1e3 * mean(times_s) if times_s else None
 
 
-def _agreement(
-    measured: Measured,
-    figure: str,
-    ours: Callable[[Block], float],
-    theirs: Callable[[OutsideBlock], float],
-    tolerance: float,
-) -> Agreement:
-    our_values = [ours(pair.ours) for pair in measured.pairs]
-    their_values = [theirs(pair.theirs) for pair in measured.pairs]
-    ratios = mean_interval([b / a for a, b in zip(our_values, their_values, strict=True)])
-    verdict = judge(ratios, tolerance)
-    return Agreement(measured.case, figure, mean(our_values), mean(their_values), ratios, verdict)
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def _both(
+    pairs: Sequence[OutsidePair],
+    ours: Callable[[Block], float | None],
+    theirs: Callable[[OutsideBlock], float | None],
+) -> list[tuple[float, float]]:
+    """The figure by both clients, of the pairs in which it is defined for both."""
+    values = ((ours(pair.ours), theirs(pair.theirs)) for pair in pairs)
+    return [(a, b) for a, b in values if a and b]
+
+
+def _agreement(case: OutsideCase, figure: str, values: Sequence[tuple[float, float]], tolerance: float) -> Agreement:
+    ratios = mean_interval([theirs / ours for ours, theirs in values])
+    ours, theirs = (mean(value[side] for value in values) for side in (0, 1))
+    return Agreement(case, figure, ours, theirs, ratios, judge(ratios, tolerance))
 
 
 def _sizes(case: OutsideCase) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
@@ -142,16 +142,25 @@ def _figures(record: Record) -> tuple[str, str, str]:
             positions = sum(map(len, measured.logprobs))
             return f"log-probabilities of {positions:,} positions", _steps(measured.counters.steps), ""
         case OutsideMeasurement(pairs):
-            ours, theirs = mean(tok_s(pair.ours) for pair in pairs), mean(outside_tok_s(pair.theirs) for pair in pairs)
+            ours, theirs = (tok_s(pair.ours) for pair in pairs), (outside_tok_s(pair.theirs) for pair in pairs)
             counted = Counter[str]()
             for pair in pairs:
                 counted.update(pair.counters.steps if pair.counters else {})
-            return f"{ours:,.0f} tok/s by our client, {theirs:,.0f} by theirs", _steps(counted), ""
+            return f"{_mean_rate(ours)} tok/s by our client, {_mean_rate(theirs)} by theirs", _steps(counted), ""
         case DispatchMeasurement() as measured:
-            decision, planning = median(measured.decision_us), median(measured.planning_us)
-            return f"decision {decision:.3g} us, planning {planning:.4g} us", measured.path_chosen, ""
+            decision, planning = (_median_us(values) for values in (measured.decision_us, measured.planning_us))
+            return f"decision {decision}, planning {planning}", measured.path_chosen, ""
         case None:
             return "—", "—", ""
+
+
+def _mean_rate(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{mean(known):,.0f}" if known else "—"
+
+
+def _median_us(values: Sequence[float]) -> str:
+    return f"{median(values):.4g} us" if values else "—"
 
 
 def _serving_figures(row: pd.Series) -> tuple[str, str, str]:

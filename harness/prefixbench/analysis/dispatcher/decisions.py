@@ -22,6 +22,8 @@ def decisions(records: Sequence[Record]) -> pd.DataFrame:
         case, measured = record.case, record.measurement
         if not isinstance(case, DispatchCase) or not isinstance(measured, DispatchMeasurement):
             continue
+        if not measured.decision_us or not measured.planning_us:
+            continue
         rows.append(
             {
                 "record_id": record.record_id,
