@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 STOCK_ARGS = {
@@ -171,21 +172,42 @@ class Engine:
 
 
 class Server:
-    """A forked HTTP server; `pid` leads its process group."""
+    """A forked HTTP server, with the methods of `prefixbench.engines.process.ServerProcess`."""
 
     def __init__(self, connection, log: Path) -> None:
         self._connection = connection
         self.log = log
-        self.pid = connection.recv()
+        self._group = connection.recv()
+        self._ended: str | None = None
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float = _START_TIMEOUT_S) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not is_ready():
+            self.check_alive()
+            if time.monotonic() > deadline_s:
+                raise EngineDiedError(f"not ready in {timeout_s} s\n{self.tail()}")
+            time.sleep(0.1)
+
+    def check_alive(self) -> None:
+        if self._ended is None and self._connection.poll():
+            try:
+                self._ended = self._connection.recv()
+            except EOFError:
+                self._ended = "killed"
+        if self._ended is not None:
+            raise EngineDiedError(f"{self._ended}\n{self.tail()}")
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
 
     def exit_line(self, timeout_s: float = _START_TIMEOUT_S) -> str:
         """How the server ended: its SystemExit or exception, in one line."""
-        assert self._connection.poll(timeout_s), f"still running after {timeout_s} s\n{self.log.read_text()[-3000:]}"
+        assert self._connection.poll(timeout_s), f"still running after {timeout_s} s\n{self.tail()}"
         return self._connection.recv()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self._group, signal.SIGKILL)
 
 
 def _zygote_main(address: str) -> None:
@@ -226,7 +248,7 @@ def _begin(kind: str, address: str, log: str, env: dict, patches: dict, argument
 def _serve_http(connection, command_line: list[str]) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a group of its own, which the zygote does not kill
-    connection.send(os.getpid())
+    connection.send(os.getpgrp())
     sys.argv = ["sglang.launch_server", *command_line]
     try:
         runpy.run_module("sglang.launch_server", run_name="__main__")

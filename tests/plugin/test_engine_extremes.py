@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 import urllib.request
 
 import pytest
@@ -122,13 +121,14 @@ def test_the_http_server_reports_and_obeys(zygote, model):
     def generate(prompts):
         return call("/generate", {"input_ids": prompts, "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
 
+    def is_up():
+        try:
+            return call("/server_info") is not None
+        except OSError:
+            return False
+
     try:
-        for _ in range(600):
-            try:
-                call("/server_info")
-                break
-            except OSError:
-                time.sleep(0.5)
+        server.wait_until(is_up)
         base = prompt(7, 200)
         generate([base])
         prompts = [base + prompt(500 + i, 2) for i in range(6)]
@@ -143,7 +143,7 @@ def test_the_http_server_reports_and_obeys(zygote, model):
         assert state["counters"]["steps"]["stock"] == 0
         assert state["placement"]["contiguous"] == 1
     finally:
-        server.close()
+        server.stop()
 
 
 def test_a_server_that_may_not_serve_exits_with_one_line(zygote, model):
@@ -155,4 +155,4 @@ def test_a_server_that_may_not_serve_exits_with_one_line(zygote, model):
             "SystemExit: prefixonce: --pp-size (pipeline parallelism) is not supported by prefixonce; leave it out"
         )
     finally:
-        server.close()
+        server.stop()

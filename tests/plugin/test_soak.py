@@ -1,7 +1,6 @@
 """A soak of seconds on real servers, and what it must find: wrong answers, lost slots, errors, what never happened."""
 
 import socket
-import time
 import types
 
 import pytest
@@ -11,6 +10,7 @@ from prefixbench.engines.sglang import SglangServer
 from prefixbench.jobs.soak import STRICT, agreement, attack, reference
 from prefixbench.measures.soak import Answer, prompts
 
+ENGINE = EngineConfig(start_timeout_s=300.0, stall_timeout_s=300.0)
 ASKED = prompts(24, prefix_tokens=300, output_tokens=16, vocabulary=4096, seed=1)
 
 
@@ -33,24 +33,20 @@ def serve(zygote, model):
         patches |= {"sglang.srt.managers.scheduler.TEST_RETRACT_INTERVAL": 11}
         server = zygote.server([*arguments.split(), *options], env=STRICT | (env or {}), patches=patches)
         running.append(server)
-        process = types.SimpleNamespace(check_alive=lambda: None, tail=server.log.read_text)
-        client = SglangServer(process, (), f"http://127.0.0.1:{port}", model, bool(options), EngineConfig())
-        end_s = time.monotonic() + 300
-        while not client._is_healthy():
-            assert time.monotonic() < end_s, server.log.read_text()[-3000:]
-            time.sleep(0.2)
+        client = SglangServer(server, (), f"http://127.0.0.1:{port}", model, bool(options), ENGINE)
+        client.ready()
         return client, server
 
     yield start
     for server in running:
-        server.close()
+        server.stop()
 
 
 @pytest.fixture(scope="module")
 def expected(serve):
     client, stock = serve()
     found = reference(client.url, ASKED, in_flight=12, noise_in_flight=3)
-    stock.close()
+    stock.stop()
     return found
 
 
