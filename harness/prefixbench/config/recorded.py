@@ -16,7 +16,7 @@ from prefixbench.errors import UsageError
 from prefixbench.record import Record
 
 # What belongs to a run and not to what it measures; these values stand until the new run says its own.
-_OF_THE_RUN = {"launches": 1, "resume": False, "tag": None, "runs": "runs", "run_id": "again", "typed": []}
+_OF_THE_RUN: dict[str, object] = {"launches": 1, "resume": False, "tag": None, "runs": "runs", "run_id": "again", "typed": []}
 
 
 def configurations(records: Sequence[Record]) -> list[tuple[RunConfig, tuple[ServingCase, ...]]]:
@@ -39,7 +39,7 @@ def configurations(records: Sequence[Record]) -> list[tuple[RunConfig, tuple[Ser
 def _configuration(record: Record) -> RunConfig:
     try:
         with one_line_errors():
-            composed = OmegaConf.merge(OmegaConf.structured(RunConfig), {**record.config, **_OF_THE_RUN})
+            composed = OmegaConf.merge(OmegaConf.structured(RunConfig), record.config | _OF_THE_RUN)
             assert isinstance(composed, DictConfig)
             return load(composed)
     except UsageError as error:
