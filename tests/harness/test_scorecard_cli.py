@@ -9,7 +9,10 @@ import pytest
 
 from harness.builders import CPU, serving_record
 from prefixbench.analysis.claims.reported import CLAIM_IDS
+from prefixbench.analysis.claims.scorecard import scorecard
 from prefixbench.errors import StoreError, UsageError
+from prefixbench.report.sections.scorecard import scorecard_section
+from prefixbench.report.view import Table
 from prefixbench.store import save
 from prefixbench.verbs import scorecard as scorecard_cli
 
@@ -41,3 +44,13 @@ def test_errors_are_one_line(runs: Path, tmp_path: Path) -> None:
         scorecard_cli.main(["path=dense", "--runs", str(runs)])
     with pytest.raises(StoreError, match="could not be written"):
         scorecard_cli.main([str(runs), "--runs", str(runs), "--json", str(tmp_path / "no" / "x.json")])
+
+
+def test_the_section_shows_the_reported_machine_on_paper_and_calls_it_a_model() -> None:
+    section = scorecard_section(scorecard([]))
+    paper = next(block for block in section.blocks if isinstance(block, Table) and block.id == "on-paper")
+    assert "a model, ceilings only, nothing fitted or measured" in paper.caption
+    rows = {row[0].text: row for row in paper.rows}
+    assert rows["K2 paged launch (bytes)"][3].value == pytest.approx(256 * 2 * 8192 * 8 * 128 * 2, rel=1e-3)
+    assert rows["R1 stock (tok/s)"][2].value == pytest.approx(1360)
+    assert rows["R1 stock (tok/s)"][4].value == pytest.approx(1360 / rows["R1 stock (tok/s)"][3].value - 1)

@@ -7,6 +7,7 @@ frame         blocks(records, exclude) -> one row per block; launches(blocks) ->
 stats         Sample = {launch id: value}; mean_interval, difference, ratio, contrast_ratio -> Interval; instability
 attribution   attribute(rungs), attribute_reported(tok_s) -> Attribution; shapley(...) -> ShapleySplit
 amdahl        check(point, path) -> AmdahlCheck, or a sentence when attention was not timed; speedup, required_share
+kernel_share  measured_or_derived(point, path, baseline, kernel_times(rows)) -> AmdahlCheck, or a sentence
 compare       compare(first, second, metrics) -> Comparison(pairs, mismatches, unmatched)
 requests      requests(records) -> one row per request; latency_percentiles(record)
 comparable    environment_mismatches, case_mismatches, measured_mismatches -> Mismatch (key and both values)

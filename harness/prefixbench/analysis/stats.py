@@ -2,7 +2,7 @@
 
 The replicate is the server launch. A `Sample` maps launch id to that launch's value, so samples that share launches
 are paired without anybody having to say so. Ratios and shares use Fieller's interval (exact for normal launch values,
-pairing included); the bootstrap over launches beside it is the check, since with five launches it is too narrow.
+pairing included). A bootstrap over launches agrees with it where launches are many, and is too narrow with five.
 """
 
 from __future__ import annotations
@@ -125,31 +125,6 @@ def contrast_ratio_known_errors(
     contrast = _Contrast(float(a @ values), float(b @ values), covariance, (), 0, paired=False)
     critical = -float(special.ndtri((1 - CONFIDENCE) / 2))
     return _fieller(contrast, critical, "Fieller, standard errors assumed", CONFIDENCE)
-
-
-def bootstrap_contrast_ratio(
-    samples: Sequence[Sample],
-    top: Sequence[float],
-    bottom: Sequence[float],
-    confidence: float = CONFIDENCE,
-    draws: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """The same ratio by resampling launches (whole launches where samples are paired); percentile interval."""
-    if not all(samples):
-        return _no_launch("bootstrap", confidence)
-    rng = np.random.default_rng(seed)
-    contrast = _Contrast.of(samples, top, bottom)
-    if not contrast.has_interval or contrast.bottom == 0:
-        return Interval(None, None, None, contrast.n, None, "bootstrap", confidence, _TOO_FEW)
-    sums = np.zeros((draws, 2))
-    for piece in contrast.clusters:
-        picked = rng.integers(0, len(piece), size=(draws, len(piece)))
-        sums += piece[picked].mean(axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], [tail, 1 - tail])
-    estimate = contrast.top / contrast.bottom
-    return Interval(estimate, float(low), float(high), contrast.n, None, "bootstrap", confidence)
 
 
 def launches_needed(sd: float, half_width: float, confidence: float = CONFIDENCE) -> int | None:

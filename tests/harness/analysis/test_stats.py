@@ -76,15 +76,38 @@ def test_a_ratio_does_not_depend_on_the_unit(values: list[float], unit: float) -
         assert (scaled.low, scaled.estimate, scaled.high) == pytest.approx((plain.low, plain.estimate, plain.high))
 
 
-def test_fieller_and_bootstrap_agree() -> None:
-    """Twenty launches at 1%: both intervals of the share within a tenth of their width."""
+SHARE = ([-1, 1, 0], [-1, 0, 1])  # of the second in what the third gained over the first
+
+
+def bootstrap(
+    samples: list[dict[str, float]], *, are_paired: bool, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """95% percentile interval of the share, whole launches resampled; knows nothing of the code under test."""
+    rng = np.random.default_rng(seed)
+    values = np.array([list(sample.values()) for sample in samples])
+    count = values.shape[1]
+    picked = rng.integers(0, count, (1 if are_paired else len(samples), draws, count))
+    means = np.take_along_axis(values[:, None, :], np.broadcast_to(picked, (len(samples), draws, count)), 2).mean(2)
+    top, bottom = (np.array(weights) @ means for weights in SHARE)
+    low, high = np.quantile(top / bottom, [0.025, 0.975])
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("are_paired", [False, True])
+def test_fieller_and_bootstrap_agree(are_paired: bool) -> None:
+    """Twenty launches at 1%, or at 3% most of which all paths of a launch share: ends within a tenth of the width."""
     rng = np.random.default_rng(7)
-    samples = [by_launch(list(rng.normal(mean, 0.01 * mean, 20)), str(mean)) for mean in (1360, 2800, 2943)]
-    fieller = stats.contrast_ratio(samples, [-1, 1, 0], [-1, 0, 1])
-    bootstrap = stats.bootstrap_contrast_ratio(samples, [-1, 1, 0], [-1, 0, 1])
+    drift = 1 + (0.03 * rng.normal(size=20) if are_paired else 0)
+    samples = [
+        by_launch(list(mean * drift * rng.normal(1, 0.01, 20)), "launch" if are_paired else str(mean))
+        for mean in (1360, 2800, 2943)
+    ]
+    fieller = stats.contrast_ratio(samples, *SHARE)
+    assert fieller.method == ("Fieller, paired by launch" if are_paired else "Fieller, unpaired")
     assert fieller.half_width is not None
-    assert bootstrap.low == pytest.approx(fieller.low, abs=0.2 * fieller.half_width)
-    assert bootstrap.high == pytest.approx(fieller.high, abs=0.2 * fieller.half_width)
+    assert bootstrap(samples, are_paired=are_paired) == pytest.approx(
+        (fieller.low, fieller.high), abs=0.2 * fieller.half_width
+    )
 
 
 def test_fieller_covers_as_often_as_it_says_and_the_bootstrap_does_not() -> None:
@@ -92,10 +115,11 @@ def test_fieller_covers_as_often_as_it_says_and_the_bootstrap_does_not() -> None
     truth, hits, bootstrap_hits, trials = 1440 / 1583, 0, 0, 400
     for _ in range(trials):
         samples = [by_launch(list(rng.normal(m, 0.02 * m, 4)), str(m)) for m in (1360, 2800, 2943)]
-        hits += stats.contrast_ratio(samples, [-1, 1, 0], [-1, 0, 1]).contains(truth)
-        bootstrap_hits += stats.bootstrap_contrast_ratio(samples, [-1, 1, 0], [-1, 0, 1], draws=400).contains(truth)
+        hits += stats.contrast_ratio(samples, *SHARE).contains(truth)
+        low, high = bootstrap(samples, are_paired=False, draws=400)
+        bootstrap_hits += low <= truth <= high
     assert 0.92 <= hits / trials <= 0.985
-    assert bootstrap_hits < hits, "four launches are too few for the percentile bootstrap: that is why it is the check"
+    assert bootstrap_hits < hits, "four launches are too few for the percentile bootstrap"
 
 
 def test_gain_of_zero_has_no_ratio() -> None:

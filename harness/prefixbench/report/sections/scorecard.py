@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from prefixbench.analysis.claims.evidence import figure
 from prefixbench.analysis.claims.scorecard import VERDICTS, ScoreRow, counts
+from prefixbench.analysis.roofline.checks import load_hardware
+from prefixbench.analysis.roofline.fit import on_paper
 from prefixbench.report import cells
-from prefixbench.report.view import Cell, Section, Tile
+from prefixbench.report.view import Cell, Section, Table, Tile
 from prefixbench.report.words import count, listing
 
 _TITLE, _QUESTION = "Scorecard", "Which of the reported claims hold here?"
@@ -49,13 +52,33 @@ def scorecard_section(rows: Sequence[ScoreRow]) -> Section:
         ],
         folded=True,
     )
-    return Section("scorecard", _TITLE, _QUESTION, _finding(rows), (claims, grounds))
+    return Section("scorecard", _TITLE, _QUESTION, _finding(rows), (claims, grounds, _on_paper()))
 
 
 def tile(rows: Sequence[ScoreRow]) -> Tile:
     tally = counts(rows)
     rest = ", ".join(f"{tally[verdict]} {verdict}" for verdict in VERDICTS[1:])
     return Tile("Reported claims", f"{tally['reproduced']} of {len(rows)} reproduced", rest)
+
+
+def _on_paper() -> Table:
+    """What the reported machine could do at best, beside what was reported of it."""
+    return cells.table(
+        "on-paper",
+        "The reported figures beside their machine on paper: a model, ceilings only, nothing fitted or measured",
+        ("figure", "GPU", "reported", "model", "reported over model"),
+        [
+            [
+                cells.text(row.what),
+                cells.text(row.gpu),
+                cells.amount(row.measured),
+                cells.amount(row.predicted),
+                cells.amount(math.expm1(row.log_error), say="{:+.0%}".format),
+            ]
+            for row in on_paper(load_hardware())
+        ],
+        folded=True,
+    )
 
 
 def _finding(rows: Sequence[ScoreRow]) -> str:
