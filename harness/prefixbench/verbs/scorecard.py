@@ -46,7 +46,7 @@ def as_json(rows: Sequence[ScoreRow]) -> str:
 def _table(rows: Sequence[ScoreRow]) -> Table:
     table = Table(title="reported claims and what these records say", box=box.SIMPLE)
     for heading in ("id", "reported", "measured", "on", "verdict", "why"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for row in rows:
         found = row.finding
         style = _STYLES[row.verdict]
