@@ -21,7 +21,7 @@ from prefixbench.analysis.frame import Point
 from prefixbench.analysis.stats import Sample, contrast_ratio, ratio
 
 # The decode kernel of a stock backend, and the tokens of the pages that SGLang 0.5.16 plans it with: FlashInfer always
-# with single tokens, whatever the server's page size is. Larger pages are read faster, so another size will not do.
+# with single tokens, whatever the server's page size is. A record at another page size is of another launch.
 _STOCK_KERNELS = {"flashinfer": ("flashinfer-decode", 1)}
 _LAYOUT = "shared-contiguous"  # a prefix that was cached in one go lies in one run of slots, whichever path reads it
 # Own tokens between two timed cells are interpolated, if neither has over this many times more or fewer of them. A cell
