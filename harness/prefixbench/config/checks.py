@@ -91,6 +91,11 @@ def check_destination(runs: str, tag: str | None) -> None:
         )
 
 
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UsageError(f"seed={seed}: must be from 0 to {_LARGEST_SEED}")
+
+
 def check_server(config: RunConfig) -> None:
     """What model, GPUs and engine say, by themselves and together."""
     _check_choices(config, _SERVER_CHOICES, _SERVER_AT_LEAST_ONE)
@@ -176,8 +181,7 @@ def _check_values(config: RunConfig) -> None:
     for key in ("launches", "measure.blocks", "measure.warmup_blocks"):
         if _get(config, key) > _MOST_REPETITIONS:
             raise UsageError(f"{key}={_get(config, key)}: at most {_MOST_REPETITIONS} are allowed")
-    if not 0 <= config.seed <= _LARGEST_SEED:
-        raise UsageError(f"seed={config.seed}: must be from 0 to {_LARGEST_SEED}")
+    check_seed(config.seed)
     if config.measure.telemetry_interval_s < SHORTEST_INTERVAL_S:
         interval_s = config.measure.telemetry_interval_s
         raise UsageError(f"measure.telemetry_interval_s={interval_s:g}: must be at least {SHORTEST_INTERVAL_S:g}")

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from prefixbench.config.checks import SHORTEST_INTERVAL_S, check_destination, refuse_not_finite
+from prefixbench.config.checks import SHORTEST_INTERVAL_S, check_destination, check_seed, refuse_not_finite
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 
@@ -78,6 +78,7 @@ def load(composed: DictConfig) -> KernelsConfig:
         raise UsageError("the configuration does not start from kernels_schema; keep it first in the defaults list")
     refuse_not_finite(config)
     check_destination(config.runs, config.tag)
+    check_seed(config.seed)
     if config.device not in ("auto", "cuda", "cpu"):
         raise unknown("device", config.device, ("auto", "cuda", "cpu"))
     for cache in config.l2:
@@ -89,7 +90,6 @@ def load(composed: DictConfig) -> KernelsConfig:
         ("repetitions", 1),
         ("budget_s", 1),
         ("counters_budget_s", 0),
-        ("seed", 0),
     ):
         if getattr(config, name) < least:
             raise UsageError(f"{name}={getattr(config, name)}: must be at least {least}")

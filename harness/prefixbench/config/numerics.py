@@ -79,8 +79,7 @@ def _check_sizes(config: NumericsConfig) -> None:
     for key, least in (("prefix_len", 1), ("suffix_len", 1), ("decode_len", 1), ("concurrency", LEAST_REQUESTS)):
         if getattr(config, key) < least:
             raise UsageError(f"{key}={getattr(config, key)}: must be at least {least}")
-    if config.seed < 0:
-        raise UsageError(f"seed={config.seed}: must be 0 or more")
+    config_checks.check_seed(config.seed)
     noise = config.noise_concurrency
     if noise < 1 or noise >= config.concurrency or config.concurrency % noise:
         raise UsageError(

@@ -80,12 +80,13 @@ def one_line_errors() -> Iterator[None]:
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
     """Hydra's reading of them; refused is what Hydra would take and then fail on without a word about it."""
+    for line in overrides:
+        if not _is_text(line):
+            raise UsageError(f"override {line!r} holds bytes that are no text in this locale")
     parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         line, key = override.input_line or "", override.key_or_group
         options = _options(key)
-        if not _is_text(line):
-            raise UsageError(f"override {line!r} holds bytes that are no text in this locale")
         if options and not override.is_delete() and not override.is_sweep_override() and override.value() is None:
             raise unknown(key, "null", options)
         if override.value_type is ValueType.GLOB_CHOICE_SWEEP and not options:

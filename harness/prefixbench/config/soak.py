@@ -45,6 +45,7 @@ def load(composed: DictConfig) -> SoakConfig:
         raise UsageError("the configuration does not start from soak_schema; keep it first in the defaults list")
     config_checks.refuse_not_finite(config)
     config_checks.check_destination(config.runs, None)
+    config_checks.check_seed(config.seed)
     config_checks.check_server(server_config(config))
     if config.fault not in FAULTS:
         raise unknown("fault", config.fault, FAULTS)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefixbench.engines.base import ServerFailedError
+from prefixbench.engines.process import without_proxy
 from prefixbench.record import OutsideBlock
 from prefixbench.workloads import PromptSpec
 
@@ -61,7 +62,12 @@ class BenchServing:
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="prefixbench-outside-")
         # Its cache of prompts lies below HOME, and the key of that cache does not name the vocabulary.
-        environment = {**os.environ, "HOME": self._folder.name, "SGLANG_PLUGINS": "no-plugin"}
+        environment = {
+            **os.environ,
+            **without_proxy(os.environ),
+            "HOME": self._folder.name,
+            "SGLANG_PLUGINS": "no-plugin",
+        }
         self._process = subprocess.Popen(
             (sys.executable, "-c", _DRIVER),
             env=environment,

@@ -84,9 +84,13 @@ class _Block:
         return released_s
 
     async def _command(self, session: aiohttp.ClientSession, name: str, body: Mapping[str, object]) -> None:
-        async with session.post(f"{self._url}/{name}", json=body) as response:
-            if response.status != 200:
-                raise HoldError(f"/{name} answered HTTP {response.status}: {(await response.text())[:300]}")
+        try:
+            async with session.post(f"{self._url}/{name}", json=body) as response:
+                refusal = "" if response.status == 200 else f"HTTP {response.status}: {(await response.text())[:300]}"
+        except (aiohttp.ClientError, OSError) as error:
+            raise HoldError(f"/{name} was not answered: {type(error).__name__}: {error}") from None
+        if refusal:
+            raise HoldError(f"/{name} answered {refusal}")
 
     def _taken_in(self, index: int) -> None:
         """The server has read the request (it answers at once, long before the first token), or never will."""
@@ -106,7 +110,7 @@ class _Block:
             try:
                 async for payload in self._payloads(session, index):
                     counter.feed(payload, self._now())
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
                 return counter.sample(f"{type(error).__name__}: {error}")
             finally:
                 self._taken_in(index)
@@ -128,6 +132,8 @@ class _Block:
                     if data == b"[DONE]":
                         return
                     payload = json.loads(data)
+                    if not isinstance(payload, dict):
+                        raise ValueError(f"an event is no object: {data[:100]!r}")  # noqa: TRY004 - not our own type
                     if "error" in payload:
                         raise ValueError(str(payload["error"]))
                     yield payload

@@ -105,6 +105,13 @@ class ServerProcess:
             return []
 
 
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a child reaches servers of this machine directly, whatever proxy is set."""
+    exempt = environment.get("no_proxy") or environment.get("NO_PROXY")
+    value = ",".join(filter(None, (exempt, "127.0.0.1", "localhost")))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
 def fatal_line(log: str) -> str:
     """The line of a log that says why it ends: the last exception, else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]

@@ -20,7 +20,7 @@ from prefixbench.engines import checkpoints, tokenizer
 from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.client import HoldError, StalledError, send_block
 from prefixbench.engines.plugin_state import plugin_state, read_counters, read_placement
-from prefixbench.engines.process import ServerProcess, end_orphans
+from prefixbench.engines.process import ServerProcess, end_orphans, without_proxy
 from prefixbench.errors import EngineError
 from prefixbench.machine import environment
 from prefixbench.record import PlacementTrace, RequestSample, StepCounters
@@ -108,6 +108,8 @@ class SglangServer:
         self._stall_s = engine.stall_timeout_s
         self._start_timeout_s = engine.start_timeout_s
         self._began_s = time.perf_counter()
+        self._http = requests.Session()
+        self._http.trust_env = False  # a proxy of this machine's environment does not lead to this machine's server
 
     def ready(self) -> None:
         try:
@@ -162,7 +164,7 @@ class SglangServer:
         answer = self._call("POST", "/generate", body, _GENERATE_TIMEOUT_S)
         if answer.status_code != 200:
             raise ServerFailedError(f"/generate answered HTTP {answer.status_code}: {answer.text[:300]}")
-        answers: Sequence[Mapping[str, Any]] = answer.json()
+        answers: Sequence[Mapping[str, Any]] = _json(answer, "/generate")
         return answers
 
     def counters(self) -> StepCounters | None:
@@ -177,11 +179,12 @@ class SglangServer:
         return self._process.tail()
 
     def stop(self) -> None:
+        self._http.close()
         self._process.stop()
 
     def _is_healthy(self) -> bool:
         try:
-            return requests.get(f"{self.url}/health", timeout=5).status_code == 200
+            return self._http.get(f"{self.url}/health", timeout=5).status_code == 200
         except requests.RequestException:
             return False
 
@@ -189,22 +192,29 @@ class SglangServer:
         answer = self._call("GET", "/server_info")
         if answer.status_code != 200:
             raise ServerFailedError(f"/server_info answered HTTP {answer.status_code}: {answer.text[:300]}")
-        info: Mapping[str, Any] = answer.json()
+        info: Mapping[str, Any] = _json(answer, "/server_info")
         return info
 
     def _control(self, values: Mapping[str, int]) -> None:
         answer = self._call("POST", "/set_internal_state", {"server_args": dict(values)})
-        if answer.status_code != 200 or not all(answer.json()):
+        if answer.status_code != 200 or not all(_json(answer, "/set_internal_state")):
             raise ServerFailedError(f"the server refused {dict(values)}: HTTP {answer.status_code} {answer.text[:300]}")
 
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _CALL_TIMEOUT_S
     ) -> requests.Response:
         try:
-            return requests.request(method, f"{self.url}{path}", json=body, timeout=timeout_s)
+            return self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout_s)
         except requests.RequestException as error:
             self._process.check_alive()
             raise ServerFailedError(f"{path} was not answered: {error}", detail=self._process.tail()) from None
+
+
+def _json(answer: requests.Response, path: str) -> Any:
+    try:
+        return answer.json()
+    except requests.JSONDecodeError:
+        raise ServerFailedError(f"{path} answered something that is no JSON: {answer.text[:300]}") from None
 
 
 def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, seed: int) -> tuple[str, ...]:
@@ -255,6 +265,7 @@ def server_command(config: RunConfig, folder: Path, port: int, plugin: bool, see
 def server_environment(config: RunConfig, plugin: bool, inherited: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: exactly one plugin or none, and the plugin's settings from the configuration alone."""
     environment = {name: value for name, value in inherited.items() if not name.startswith("PREFIXONCE_")}
+    environment |= without_proxy(inherited)
     environment["SGLANG_PLUGINS"] = _PLUGIN if plugin else _NO_PLUGIN
     if config.gpus.device == "cpu":
         environment["SGLANG_PLATFORM"] = _CPU_PLATFORM

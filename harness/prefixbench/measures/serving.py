@@ -64,6 +64,8 @@ def block_flags(task: Task, samples: Sequence[RequestSample], counters: StepCoun
         flags.append("cold-cache")
     if any(sample.output_tokens < request.max_new_tokens for request, sample in answered):
         flags.append("early-stop")
+    if any(sample.output_tokens > request.max_new_tokens for request, sample in answered):
+        flags.append("more-tokens-than-asked")
     if any(
         abs(sample.prompt_tokens - len(request.input_ids)) > _PROMPT_TOLERANCE * len(request.input_ids)
         for request, sample in answered

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
             return hydra_app.launch("dispatch", "dispatch", task, argv)
         jobs = compositions("dispatch", arguments, arguments.overrides)
         asked = {(config.runs, config.against) for config in map(dispatch_config.load, jobs)}
+        for root, against in asked:
+            store.load(against, Path(root))  # a selector that nothing is called by must not cost a measurement
         run_id = store.new_run_id()
         code = hydra_app.launch("dispatch", "dispatch", task, [*argv, f"run_id={run_id}"])
         for root, against in sorted(asked) if code == 0 else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,8 +27,11 @@ _TARGET = 0.95
 def main(argv: Sequence[str]) -> int:
     """0 when the share over the whole time reaches the target, else 1."""
     options = _parser().parse_args(list(argv))
-    if min(options.hours, options.arrivals_per_s) <= 0 or min(options.pool_tokens, options.page_size) < 1:
-        raise UsageError("hours, arrivals per second, pool and page size must be above 0")
+    is_finite = math.isfinite(options.hours) and math.isfinite(options.arrivals_per_s)
+    if not is_finite or min(options.hours, options.arrivals_per_s, options.pool_tokens, options.page_size) <= 0:
+        raise UsageError("hours, arrivals per second, pool and page size must be above 0, and finite")
+    if options.seed < 0:
+        raise UsageError(f"--seed {options.seed}: must be 0 or more")
     machine = Machine(pool_tokens=options.pool_tokens, page_size=options.page_size)
     traffic = Traffic(arrivals_per_s=options.arrivals_per_s)
     found = simulate(traffic, machine, seconds=3600 * options.hours, sample_s=_SAMPLE_S, seed=options.seed)

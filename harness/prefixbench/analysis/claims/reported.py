@@ -31,8 +31,13 @@ class Claim:
 
 def load_claims(file: Path = DEFAULT_FILE) -> tuple[Claim, ...]:
     """Every known claim in order; UsageError when one is missing or unknown."""
-    data = yaml.safe_load(file.read_text())
-    found = data["claims"]
+    try:
+        data = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{file} is no file of claims: {' '.join(str(error).split())}") from None
+    found = data.get("claims") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise UsageError(f"{file} is no file of claims: it has no mapping `claims`, as in {DEFAULT_FILE.name}")
     if set(found) != set(CLAIM_IDS):
         differing = ", ".join(sorted(set(found) ^ set(CLAIM_IDS)))
         raise UsageError(
