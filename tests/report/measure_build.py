@@ -22,7 +22,7 @@ from prefixbench import store
 from report.synthetic import sweep
 
 RECORDS = 1000
-COMMAND = "import sys; from prefixbench.report_cli import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = "import sys; from prefixbench.verbs.report import main; sys.exit(main(sys.argv[1:]))"
 
 
 def main(folder: Path | None) -> None:
