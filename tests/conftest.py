@@ -16,10 +16,10 @@ _REQUIRED_BY = {"gpu": "--require-gpu", "browser": "REQUIRE_BROWSER=1"}
 # starts, and the processes that share the work end at the same time.
 _LONGEST = (
     *("plugin/test_real_engine.py", "plugin/test_engine.py", "plugin/test_engine_extremes.py"),
-    *("kernels/test_attend.py", "plugin/test_engine_combinations.py", "plugin/test_soak.py"),
+    *("report/test_browser.py", "kernels/test_attend.py", "test_docs.py", "plugin/test_soak.py"),
     *("plugin/test_refusals.py", "plugin/test_tree.py", "harness/test_resume.py", "harness/test_runner.py"),
-    *("harness/test_kernel_bench_counters.py", "test_docs.py", "harness/test_calibrate_cli.py"),
-    *("harness/test_reproduce.py", "report/test_browser.py"),
+    *("plugin/test_engine_combinations.py", "harness/test_kernel_bench_counters.py", "harness/test_calibrate_cli.py"),
+    *("harness/test_reproduce.py", "plugin/test_forced_tokens.py"),
 )
 _MARKED = ("engine", "browser", "gpu")
 

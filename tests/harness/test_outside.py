@@ -183,7 +183,7 @@ def test_the_words_of_sglang_s_client_explain_its_failure(monkeypatch: pytest.Mo
     failing = 'import json, sys; sys.stdin.readline(); print("#failed " + json.dumps("A\\nValueError: no model"))'
     monkeypatch.setattr(bench_serving, "_DRIVER", failing)
     with BenchServing() as client, pytest.raises(ServerFailedError, match="ValueError: no model"):
-        client.run("http://x", tmp_path, load, 0, 30.0)
+        client.run("http://x", tmp_path, load, 0, 300.0)
     monkeypatch.setattr(bench_serving, "_DRIVER", "import time; time.sleep(60)")
     with BenchServing() as client, pytest.raises(ServerFailedError, match="without a word"):
         client.run("http://x", tmp_path, load, 0, 0.2)

@@ -222,6 +222,7 @@ class _Sse(BaseHTTPRequestHandler):
     behaviour = "good"
     calls: ClassVar[list[str]] = []
     running = threading.Event()
+    over = threading.Event()
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -238,12 +239,12 @@ class _Sse(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
-        _Sse.running.wait(5.0)
+        _Sse.running.wait(60.0)
         prompt = len(request["input_ids"])
         meta = {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
         self._event({"output_ids": [1], "meta_info": {**meta, "completion_tokens": 1, "finish_reason": None}})
         if self.behaviour == "stall":
-            threading.Event().wait(3.0)
+            _Sse.over.wait(60.0)
         if self.behaviour == "good":
             done = {**meta, "completion_tokens": 3, "finish_reason": {"type": "length"}}
             self._event({"output_ids": [1, 2, 3], "meta_info": done})
@@ -262,9 +263,11 @@ class _Sse(BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     _Sse.calls.clear()
     _Sse.running.set()
+    _Sse.over.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), _Sse) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
+        _Sse.over.set()
         server.shutdown()
 
 
@@ -275,7 +278,7 @@ class TestClient:
         self, monkeypatch: pytest.MonkeyPatch, url: str, behaviour: str, how: SendPlan
     ) -> tuple[RequestSample, ...]:
         monkeypatch.setattr(_Sse, "behaviour", behaviour)
-        return send_block(url, self.requests, how, stall_s=1.0)
+        return send_block(url, self.requests, how, stall_s=0.5 if behaviour == "stall" else 60.0)
 
     def test_streams_are_read_in_request_order(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         samples = self.send(monkeypatch, url, "good", SendPlan(2, 8))
@@ -311,6 +314,6 @@ class TestClient:
     def test_open_loop_latency_counts_from_the_intended_time(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         monkeypatch.setattr(_Sse, "behaviour", "good")
         timed = tuple(replace(r, arrival_s=0.1 * i) for i, r in enumerate(self.requests))
-        samples = send_block(url, timed, SendPlan(None, 8), stall_s=5.0)
+        samples = send_block(url, timed, SendPlan(None, 8), stall_s=60.0)
         assert [s.sent_s for s in samples] == [0.0, 0.1, 0.2]
         assert all(s.chunks[0][1] >= s.sent_s for s in samples)
