@@ -56,6 +56,7 @@ class Trouble:
 def open_tab(browser: Browser, file: Path, **settings: object) -> tuple[Tab, Trouble]:
     """The report in a context of its own, without a network."""
     context = browser.new_context(offline=True, **({"viewport": DESKTOP, "color_scheme": "light"} | settings))
+    context.set_default_timeout(120_000)
     tab = context.new_page()
     trouble = Trouble(tab)
     tab.goto(file.as_uri())
@@ -316,7 +317,11 @@ def test_charts_follow_the_width_of_the_window_and_keep_their_height(fresh: Tab)
         p => [p.clientWidth, p.querySelector('.main-svg').clientWidth, p.querySelector('.main-svg').clientHeight])"""
     before = fresh.evaluate(sizes)
     fresh.set_viewport_size(PHONE)
-    fresh.wait_for_timeout(500)
+    fresh.wait_for_function(
+        """width => [...document.querySelectorAll('.plot')].filter(p => p.offsetParent).every(
+            p => p.clientWidth <= width && p.querySelector('.main-svg').clientWidth === p.clientWidth)""",
+        arg=PHONE["width"],
+    )
     after = fresh.evaluate(sizes)
     assert all(drawn == box <= PHONE["width"] for box, drawn, _ in after)
     assert all(new >= old > 150 for (_, _, old), (_, _, new) in zip(before, after, strict=True))
