@@ -16,7 +16,14 @@ from prefixbench.errors import UsageError
 from prefixbench.record import Record
 
 # What belongs to a run and not to what it measures; these values stand until the new run says its own.
-_OF_THE_RUN: dict[str, object] = {"launches": 1, "resume": False, "tag": None, "runs": "runs", "run_id": "again", "typed": []}
+_OF_THE_RUN: dict[str, object] = {
+    "launches": 1,
+    "resume": False,
+    "tag": None,
+    "runs": "runs",
+    "run_id": "again",
+    "typed": [],
+}
 
 
 def configurations(records: Sequence[Record]) -> list[tuple[RunConfig, tuple[ServingCase, ...]]]:
