@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,45 +23,62 @@ class Run(NamedTuple):
 
 
 class FreeRuns:
-    """Free units known to lie in runs, ordered by (length, start); best fit keeps the long runs whole.
+    """Free units as ascending runs that do not touch. Long runs are taken at the low end and loose units at the high
+    end, so that what comes and goes unit by unit does not break up the places where long runs come and go.
 
     Every answer is a function of the calls made so far, so tensor-parallel ranks that make the same calls agree.
-    Finding is O(log runs); taking moves O(runs) list entries.
     """
 
-    def __init__(self, runs: Iterable[Run] = ()) -> None:
-        self._by_length: list[tuple[int, int]] = sorted((run.length, run.start) for run in runs)
-        self.total = sum(length for length, _ in self._by_length)
+    def __init__(self, is_free: NDArray[np.bool_]) -> None:
+        """`is_free` [units]."""
+        bounds = np.flatnonzero(np.diff(is_free, prepend=False, append=False))
+        self._starts, self._ends = bounds[::2].copy(), bounds[1::2].copy()
+        self.total = int(np.count_nonzero(is_free))
 
     def __iter__(self) -> Iterator[Run]:
-        """Runs in order of their start."""
-        return iter(sorted(Run(start, length) for length, start in self._by_length))
+        return map(Run, self._starts.tolist(), (self._ends - self._starts).tolist())
+
+    def mark(self, is_free: NDArray[np.bool_]) -> None:
+        """Sets the entries of all units in the runs."""
+        is_free[_units(self._starts, self._ends)] = True
 
     def take(self, length: int) -> int | None:
-        """Removes `length` consecutive units from the shortest run that has them; returns their start."""
+        """Removes `length` consecutive units from the lowest run that has them; returns their start."""
         if length < 1:
             raise LayoutError(f"a run of {length} units was asked for; at least 1 is allowed")
-        at = bisect_left(self._by_length, (length, -1))
-        if at == len(self._by_length):
+        long_enough = np.flatnonzero(self._ends - self._starts >= length)
+        if not len(long_enough):
             return None
-        have, start = self._by_length.pop(at)
+        at = long_enough[0]
+        start = int(self._starts[at])
+        self._starts[at] += length
         self.total -= length
-        if have > length:
-            insort(self._by_length, (have - length, start + length))
+        if self._starts[at] == self._ends[at]:
+            self._starts, self._ends = np.delete(self._starts, at), np.delete(self._ends, at)
         return start
 
-    def drain(self, length: int) -> list[Run]:
-        """Removes up to `length` units wherever they hurt least: whole shortest runs first, the last one cut."""
-        taken = []
-        while length > 0 and self._by_length:
-            have, start = self._by_length.pop(0)
-            part = min(have, length)
-            taken.append(Run(start, part))
-            self.total -= part
-            length -= part
-            if have > part:
-                insort(self._by_length, (have - part, start + part))
+    def drain(self, length: int) -> NDArray[np.int64]:
+        """Removes up to `length` units, the highest ones; returns them, ascending."""
+        length = min(length, self.total)
+        first = max(0, len(self._starts) - length)  # no run is empty, so these have enough
+        starts, ends = self._starts[first:].copy(), self._ends[first:]
+        above = np.cumsum((ends - starts)[::-1])[::-1] - (ends - starts)
+        starts = np.maximum(starts, ends - np.maximum(length - above, 0))
+        keeps = first + int(np.count_nonzero(starts == ends))
+        taken = _units(starts, ends)
+        self.total -= length
+        is_cut = keeps < len(self._starts) and self._starts[keeps] < starts[keeps - first]
+        self._starts, self._ends = self._starts[: keeps + is_cut], self._ends[: keeps + is_cut].copy()
+        if is_cut:
+            self._ends[keeps] = starts[keeps - first]
         return taken
+
+
+def _units(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    lengths = ends - starts
+    units: NDArray[np.int64] = np.arange(int(lengths.sum()))
+    units += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return units
 
 
 def run_start(slots: Sequence[int]) -> int | None:
@@ -76,20 +92,14 @@ def run_start(slots: Sequence[int]) -> int | None:
 
 
 def oldest_window(age: NDArray[np.int64], length: int, *, blocked: int) -> Run | None:
-    """The first `length` consecutive units whose largest `age` is as small as it can be; None if `blocked` ones are
-    everywhere. An age is a rank of the last use: 0 for free units, larger for what was used later."""
-    known = np.unique(age[age < blocked])
-    low, high = 0, len(known)
-    while low < high:
-        middle = (low + high) // 2
-        if _first_run(age <= known[middle], length) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return _first_run(age <= known[low], length) if low < len(known) else None
+    """`length` consecutive units at an end of a stretch without `blocked` ones; None if none is long enough.
 
-
-def _first_run(mask: NDArray[np.bool_], length: int) -> Run | None:
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    long_enough = np.flatnonzero(edges[:, 1] - edges[:, 0] >= length)
-    return Run(int(edges[long_enough[0], 0]), length) if len(long_enough) else None
+    Of all such ends the one whose largest `age` is smallest, then the lowest. Further inside, the window would leave
+    two short stretches. An age is a rank of the last use: 0 for free units, larger for what was used later.
+    """
+    bounds = np.flatnonzero(np.diff(age < blocked, prepend=False, append=False))
+    stretches = zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)
+    starts = sorted({start for begin, end in stretches if end - begin >= length for start in (begin, end - length)})
+    if not starts:
+        return None
+    return Run(min(starts, key=lambda start: int(age[start : start + length].max())), length)

@@ -18,13 +18,20 @@ def disjoint_runs(draw):
     return runs
 
 
+def free_runs(*runs):
+    mask = np.zeros(max((run.end for run in runs), default=0), np.bool_)
+    for run in runs:
+        mask[run.start : run.end] = True
+    return FreeRuns(mask)
+
+
 def units(runs):
     return [unit for run in runs for unit in range(run.start, run.end)]
 
 
 @given(disjoint_runs(), st.lists(st.tuples(st.booleans(), st.integers(1, 25)), max_size=12))
 def test_taking_and_draining_never_lose_or_invent_a_unit(runs, calls):
-    free = FreeRuns(runs)
+    free = free_runs(*runs)
     owned = set(units(runs))
     for take, length in calls:
         longest = max((run.length for run in free), default=0)
@@ -33,32 +40,36 @@ def test_taking_and_draining_never_lose_or_invent_a_unit(runs, calls):
             assert (start is None) == (length > longest)
             got = [] if start is None else list(range(start, start + length))
         else:
-            got = units(free.drain(length))
-            assert len(got) == min(length, len(owned))
+            got = free.drain(length).tolist()
+            assert got == sorted(owned)[-length:], "the highest"
         assert len(set(got)) == len(got)
         assert set(got) <= owned
         owned -= set(got)
         assert sorted(units(free)) == sorted(owned)
         assert free.total == len(owned)
+        mask = np.zeros(300, np.bool_)
+        free.mark(mask)
+        assert np.flatnonzero(mask).tolist() == sorted(owned)
 
 
-def test_take_is_best_fit_and_cuts_from_the_front():
-    free = FreeRuns([Run(100, 50), Run(10, 20), Run(200, 20)])
+def test_a_run_is_taken_at_the_low_end():
+    free = free_runs(Run(10, 20), Run(100, 50), Run(200, 20))
     assert free.take(15) == 10
     assert list(free) == [Run(25, 5), Run(100, 50), Run(200, 20)]
     assert free.take(50) == 100
     assert free.take(21) is None
 
 
-def test_draining_spares_the_longest_run():
-    free = FreeRuns([Run(100, 50), Run(10, 20)])
-    assert free.drain(25) == [Run(10, 20), Run(100, 5)]
-    assert list(free) == [Run(105, 45)]
+def test_loose_units_are_taken_at_the_high_end():
+    free = free_runs(Run(10, 20), Run(100, 50))
+    assert free.drain(45).tolist() == list(range(105, 150))
+    assert free.drain(15).tolist() == [*range(20, 30), *range(100, 105)]
+    assert list(free) == [Run(10, 10)]
 
 
 def test_a_run_of_nothing_is_refused():
     with pytest.raises(LayoutError, match="at least 1"):
-        FreeRuns([Run(1, 4)]).take(0)
+        free_runs(Run(1, 4)).take(0)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +82,16 @@ def test_run_start(slots, start):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 8))
 def test_the_oldest_window_is_the_one_brute_force_finds(ages, length):
-    """9 stands for blocked."""
-    windows = [max(ages[at : at + length]) for at in range(len(ages) - length + 1)]
-    best = min(windows, default=9)
+    """9 stands for blocked; a window has a blocked neighbour, or none, on one side at least."""
+    padded = [9, *ages, 9]
+    windows = {
+        at: max(ages[at : at + length])
+        for at in range(len(ages) - length + 1)
+        if 9 in (padded[at], padded[at + length + 1])
+    }
+    best = min(windows.values(), default=9)
     found = oldest_window(np.array(ages), length, blocked=9)
     if best == 9:
         assert found is None
     else:
-        assert found == Run(windows.index(best), length)
+        assert found == Run(min(at for at, oldest in windows.items() if oldest == best), length)

@@ -55,6 +55,12 @@ def test_without_a_free_run_the_node_stays_paged_and_is_counted():
     assert placement.nodes == {("paged", "no free run is long enough"): 1}
 
 
+def test_nothing_is_decided_for_a_node_that_can_still_be_split():
+    placement = Placement(Pool(start=None), min_run_tokens=4)
+    assert placement.place(7, SCATTERED, can_split=True) is None
+    assert (list(placement.events), placement.nodes) == ([], {})
+
+
 def test_a_short_node_never_asks_for_a_run():
     pool = Pool(start=100)
     placement = Placement(pool, min_run_tokens=5)

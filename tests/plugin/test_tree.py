@@ -73,8 +73,7 @@ class Server:
 
     def scatter(self):
         """Half of the pool is free, but no two pages that are handed out together are neighbours."""
-        taken = self.keeper._index.drain(POOL_TOKENS // self.page_size // 2)
-        pages = torch.cat([torch.arange(run.start, run.end) for run in taken])
+        pages = torch.from_numpy(self.keeper._index.drain(POOL_TOKENS // self.page_size // 2))
         self.allocator.free_pages = torch.cat((self.allocator.free_pages, pages.flip(0)))
 
     def admit(self, prompt, *, finishes_at_once=False):
@@ -227,14 +226,7 @@ def test_no_schedule_mixes_up_slots(page_size, schedule):
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     server = Server(page_size)
-    # Two interleaved decodes, one of which stays: the free list is no run any more.
-    first, second = server.admit([1] * 32), server.admit([2] * 32)
-    for step in range(32):
-        server.decode(first, step)
-        server.decode(second, step)
-    server.finish(first)
-    server.tree.evict(types.SimpleNamespace(num_tokens=64))
-    server.allocator.free_pages = server.allocator.free_pages.flip(0)
+    server.scatter()
     request = server.admit([3] * 48)
     server.check()
     assert server.placement.nodes["contiguous", "moved into a run"] == 1
@@ -248,7 +240,7 @@ def test_a_prompt_stays_paged_when_no_run_is_free():
     server.allocator.free_pages = torch.cat((torch.arange(1, 481, 2), torch.arange(2, 481, 2)))
     request = server.admit([3] * 48)
     server.check()
-    assert server.placement.nodes == {("paged", "no free run is long enough"): 1}
+    assert server.placement.nodes == {("paged", "no free run is long enough"): 4}, "a quarter finds none either"
     server.finish(request)
     server.check()
 
@@ -269,9 +261,10 @@ def test_a_long_prompt_evicts_what_lies_in_one_place(page_size):
     request = server.admit([77] * 130)
     server.check()
     placed = 130 // page_size * page_size
-    (link,) = server.tree.chain_of(request)
-    assert link.piece.length_tokens == placed
-    assert isinstance(link.piece, Segment), server.placement.nodes
+    pieces = [link.piece for link in server.tree.chain_of(request)]
+    assert sum(piece.length_tokens for piece in pieces) == placed
+    contiguous = sum(piece.length_tokens for piece in pieces if isinstance(piece, Segment))
+    assert contiguous >= placed * 3 // 4, server.placement.nodes  # nobody evicts for a last piece of two pages
     assert running.last_node.lock_ref == 1
     server.finish(running)
     server.finish(request)

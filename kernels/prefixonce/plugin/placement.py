@@ -52,11 +52,13 @@ class Placement:
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._sequence = 0
 
-    def place(self, node_id: int, slots: Tensor) -> Tensor:
-        """Gives a new prompt node its slots: those of a run if it can have one, otherwise those it came with."""
+    def place(self, node_id: int, slots: Tensor, *, can_split: bool = False) -> Tensor | None:
+        """Gives a new prompt node its slots: those of a run if it can have one, otherwise those it came with.
+
+        None, and nothing is decided, if there is no run for a node that can be split.
+        """
         tokens = slots.numel()
-        self._note("create", node_id, tokens, None, "prompt")
-        if tokens < self._min_run_tokens:
+        if not self.is_worth_a_run(tokens):
             return self._stay_paged(node_id, slots, f"shorter than {self._min_run_tokens} tokens")
         # The one wait for the device: once per long prompt node, never in a decode step.
         start = run_start(slots.tolist())
@@ -65,12 +67,15 @@ class Placement:
             return slots
         start = self._pool.take_run(tokens)
         if start is None:
-            return self._stay_paged(node_id, slots, "no free run is long enough")
+            return None if can_split else self._stay_paged(node_id, slots, "no free run is long enough")
         target = torch.arange(start, start + tokens, dtype=slots.dtype, device=slots.device)
         self._pool.copy(slots, target)
         self._pool.free(slots)
         self._settle(node_id, tokens, start, "moved into a run")
         return target
+
+    def is_worth_a_run(self, tokens: int) -> bool:
+        return tokens >= self._min_run_tokens
 
     def leave(self, node_id: int, tokens: int) -> None:
         """A node created when a request finished: mostly its own output, not worth a copy."""
@@ -120,10 +125,12 @@ class Placement:
         return sum(count for (placed, _), count in self.nodes.items() if placed == layout)
 
     def _stay_paged(self, node_id: int, slots: Tensor, reason: str) -> Tensor:
+        self._note("create", node_id, slots.numel(), None, "prompt")
         self._count("paged", node_id, slots.numel(), reason)
         return slots
 
     def _settle(self, node_id: int, tokens: int, start: int, reason: str) -> None:
+        self._note("create", node_id, tokens, None, "prompt")
         self._starts[node_id] = start
         self._count("contiguous", node_id, tokens, reason)
 

@@ -17,7 +17,7 @@ from prefixonce.layout import FreeRuns, Run
 
 # The flat list is refilled by at least this much, so that decode steps seldom touch the index.
 _REFILL_TOKENS = 256
-# The flat list is searched for runs again only after one page in this many of the pool was freed into it.
+# The flat list goes to the index again only after one page in this many of the pool was freed into it.
 _REINDEX_DIVISOR = 16
 # A run is worth evicting for if it is this many times the shortest one.
 _RECLAIM_FACTOR = 8
@@ -30,8 +30,8 @@ class RunKeeper:
     """Stands in front of a stock allocator that scheduler and runner already hold, by replacing its methods.
 
     The stock list `free_pages` feeds ordinary allocations and receives all frees, as before; it lies on the device
-    and the host does not know its content. The index holds pages known to be consecutive and refills the list when
-    that runs short. Both count as available, so SGLang's accounting sees one pool.
+    and the host does not know its content. The index knows where its pages are and refills the list when that runs
+    short, from the high end of the pool. Both count as available, so SGLang's accounting sees one pool.
     """
 
     def __init__(self, allocator: Any, min_run_tokens: int) -> None:
@@ -43,7 +43,7 @@ class RunKeeper:
         self._page_size: int = allocator.page_size
         self._pages: int = allocator.size // self._page_size
         self._min_run_pages = max(1, min_run_tokens // self._page_size)
-        self._index = FreeRuns()
+        self._index = FreeRuns(np.zeros(0, np.bool_))
         self._pages_freed = 0
         self._stock_alloc, allocator.alloc = allocator.alloc, self._alloc
         self._stock_alloc_extend, allocator.alloc_extend = allocator.alloc_extend, self._alloc_extend
@@ -51,7 +51,12 @@ class RunKeeper:
         self._stock_free, allocator.free = allocator.free, self._free
         self._stock_clear, allocator.clear = allocator.clear, self._clear
         self._stock_available, allocator.available_size = allocator.available_size, self._available_size
-        self._reindex()
+        self.reindex()
+
+    @property
+    def bulk_tokens(self) -> int:
+        """What is worth evicting at once: freed together, it is worth looking for runs in it."""
+        return self._pages // _REINDEX_DIVISOR * self._page_size
 
     def take_run(self, tokens: int, make_room: MakeRoom | None = None) -> int | None:
         """First slot of a free run of `tokens` (whole pages), now taken, or None if there is none.
@@ -62,11 +67,11 @@ class RunKeeper:
         pages = tokens // self._page_size
         start = self._index.take(pages)
         if start is None and self._pages_freed >= self._pages // _REINDEX_DIVISOR:
-            self._reindex()
+            self.reindex()
             start = self._index.take(pages)
         if start is None and make_room is not None and self._is_worth_evicting(pages):
-            if make_room(pages, self._free_mask()[:-1].numpy()):
-                self._reindex()
+            if make_room(pages, self._free_mask()):
+                self.reindex()
             start = self._index.take(pages)
         return None if start is None else start * self._page_size
 
@@ -77,7 +82,7 @@ class RunKeeper:
     def free_slots(self) -> list[Run]:
         """All free slots as ascending runs; waits for the device."""
         size = self._page_size
-        return [Run(run.start * size, run.length * size) for run in _runs(self._free_mask())]
+        return [Run(run.start * size, run.length * size) for run in FreeRuns(self._free_mask())]
 
     @property
     def slots(self) -> Run:
@@ -122,42 +127,27 @@ class RunKeeper:
 
     def _clear(self) -> None:
         self._stock_clear()
-        self._index = FreeRuns([Run(1, self._pages)])
-        self._stock.free_pages = self._stock.free_pages[:0]
-        self._pages_freed = 0
+        self.reindex()
 
-    def _reindex(self) -> None:
-        """Moves every free run that is long enough from the flat list into the index, joined with its neighbours."""
-        free = self._free_mask()
-        runs = [run for run in _runs(free) if run.length >= self._min_run_pages]
-        for run in runs:
-            free[run.start : run.end] = False
-        self._index = FreeRuns(runs)
+    def reindex(self) -> None:
+        """Moves all free pages from the flat list into the index; waits for the device."""
+        self._index = FreeRuns(self._free_mask())
         stock = self._stock
-        stock.free_pages = free.nonzero().flatten().to(stock.device)
+        stock.free_pages = stock.free_pages[:0]
         stock.release_pages = stock.release_pages[:0]
         self._pages_freed = 0
 
-    def _free_mask(self) -> Tensor:
-        # Page 0 is reserved, and one entry behind the last page closes a run that ends there.
-        mask = torch.zeros(self._pages + 2, dtype=torch.bool)
-        mask[self._stock.free_pages.cpu()] = True
-        mask[self._stock.release_pages.cpu()] = True
-        for run in self._index:
-            mask[run.start : run.end] = True
+    def _free_mask(self) -> NDArray[np.bool_]:
+        """Of every page; page 0 is reserved."""
+        mask = np.zeros(self._pages + 1, np.bool_)
+        mask[self._stock.free_pages.cpu().numpy()] = True
+        mask[self._stock.release_pages.cpu().numpy()] = True
+        self._index.mark(mask)
         return mask
 
     def _refill(self, pages: int) -> None:
         missing = pages - len(self._stock.free_pages)
         if missing <= 0 or not self._index.total:
             return
-        moved = [
-            torch.arange(run.start, run.end, dtype=torch.int64, device=self._stock.device)
-            for run in self._index.drain(max(missing, _REFILL_TOKENS // self._page_size))
-        ]
-        self._stock.free_pages = torch.cat((self._stock.free_pages, *moved))
-
-
-def _runs(mask: Tensor) -> list[Run]:
-    edges = ((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist()
-    return [Run(start, end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        moved = torch.from_numpy(self._index.drain(max(missing, _REFILL_TOKENS // self._page_size)))
+        self._stock.free_pages = torch.cat((self._stock.free_pages, moved.to(self._stock.device)))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from torch import Tensor
@@ -17,6 +18,8 @@ from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.sglang_0516.allocator import MakeRoom, RunKeeper
 from prefixonce.plugin.sglang_0516.reclaim import Reclaimer
+
+_HALVINGS = 2  # a node lies in up to four runs, which is as many as the kernels read as such
 
 
 class KvPool:
@@ -104,11 +107,23 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
             if matched < self._prompt_tokens:
                 # Placing may evict, but nothing on the way to the leaf.
                 self.inc_lock_ref(leaf)
-                leaf.value = self.placement.place(leaf.id, leaf.value)
+                self._place(leaf, _HALVINGS)
                 self.dec_lock_ref(leaf)
             else:
                 self.placement.leave(leaf.id, len(leaf.key))
         return matched, leaf
+
+    def _place(self, leaf: Any, halvings: int) -> None:
+        """A run for the node, or else for each half of it: a prefix in a few runs is read as fast as one in one."""
+        half = len(leaf.key) // 2 // self.page_size * self.page_size
+        can_split = halvings > 0 and self.placement.is_worth_a_run(half)
+        slots = self.placement.place(leaf.id, leaf.value, can_split=can_split)
+        if slots is not None:
+            leaf.value = slots
+            return
+        upper = self._split_node(leaf.key, leaf, half)
+        self._place(upper, halvings - 1)
+        self._place(leaf, halvings - 1)
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         upper = super()._split_node(key, child, split_len)
@@ -117,6 +132,13 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         if upper.lock_ref > 0:
             self.rows.forget_where(lambda request: _is_above(child, request.last_node))
         return upper
+
+    def evict(self, params: Any) -> Any:
+        """More than is asked for, in SGLang's order: pages freed a few at a time would be neighbours of none."""
+        keeper = self._pool.keeper
+        result = super().evict(EvictParams(num_tokens=params.num_tokens + keeper.bulk_tokens))
+        keeper.reindex()
+        return result
 
     def _delete_leaf(self, node: Any) -> None:
         super()._delete_leaf(node)
