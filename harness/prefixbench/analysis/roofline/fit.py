@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from prefixbench.analysis.roofline.checks import HEAD_DIM, Hardware, KernelCheck, Residual, StepCheck
 from prefixbench.analysis.roofline.model import (
@@ -171,6 +170,8 @@ def _reported(hardware: Hardware, found: Efficiencies) -> list[Residual]:
 def _fit_term(pairs: Sequence[tuple[float, float]]) -> Term:
     if len(pairs) < 2:
         return Term(efficiency=pairs[0][0] / pairs[0][1]) if pairs else Term()
+    from scipy.optimize import nnls  # takes longer to import than most readers of this module to finish
+
     ideal, measured = np.array(pairs).T
     (fixed, slope), _ = nnls(np.stack([1 / measured, ideal / measured], axis=1), np.ones(len(pairs)))
     return Term(float(fixed), 1 / float(slope)) if slope > 0 else Term(float(fixed), math.inf)
