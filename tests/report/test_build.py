@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.builders import serving_record, wrap
+from harness.builders import CPU, serving_record, wrap
+from harness.every_kind import dispatch
 from prefixbench.analysis import attribution, frame, stats
 from prefixbench.record import Failure, Record
 from prefixbench.report import markdown, render
@@ -294,3 +295,13 @@ def test_a_comparison_carries_the_verdict_of_the_gate() -> None:
 
 def test_a_failure_without_case_peers_does_not_break_the_page() -> None:
     page_of([wrap(serving_record().case, None, status="timeout")])
+
+
+def test_the_host_that_planned_is_not_what_the_kernels_ran_on() -> None:
+    planned = replace(dispatch(), environment=CPU, labels=("cpu",))
+    with_served = build("mixed", Selected("all", (serving_record("full"), planned)))
+    assert "on NVIDIA H200," in with_served.subtitle
+    assert [name for name, _ in with_served.badges] == ["Random weights"]
+    alone = build("planned", Selected("all", (planned,)))
+    assert "on CPU: " in alone.subtitle
+    assert [name for name, _ in alone.badges] == ["Ran on a CPU"]

@@ -60,6 +60,11 @@ class Material:
         self._samples: dict[tuple[int, str, str], Sample] = {}
 
     @property
+    def with_kernels(self) -> tuple[Record, ...]:
+        """The records that say on what the page's kernels ran; deciding and planning is the host's work anywhere."""
+        return tuple(record for record in self.records if record.case.kind != "dispatch") or self.records
+
+    @property
     def invented(self) -> tuple[str, ...]:
         """Labels that say that nothing was measured; what they stand on is shown, never claimed."""
         return tuple(sorted({label for record in self.records for label in record.labels} & set(NOT_MEASUREMENTS)))
@@ -232,7 +237,7 @@ def in_flight(points: Sequence[Point]) -> str:
 
 
 def devices(material: Material) -> str:
-    names = {frame.device_name(record.environment) for record in material.records}
+    names = {frame.device_name(record.environment) for record in material.with_kernels}
     return listing(sorted(names))
 
 

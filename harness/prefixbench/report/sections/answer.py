@@ -75,7 +75,7 @@ def tiles(material: Material) -> tuple[Tile, ...]:
 
 
 def badges(material: Material) -> tuple[tuple[str, str], ...]:
-    labels = dict.fromkeys(label for record in material.records for label in record.labels)
+    labels = dict.fromkeys(label for record in material.with_kernels for label in record.labels)
     unknown = "A label of the records that this report has no words for."
     return tuple(LABEL_MEANING.get(label, (label, unknown)) for label in labels)
 
