@@ -23,7 +23,7 @@ from prefixbench.config import kernels as kernels_config
 from prefixbench.config.cases import sweep_cases
 from prefixbench.config.overrides import prepare
 from prefixbench.config.run import register_schema
-from prefixbench.verbs import again
+from prefixbench.verbs import again, fragmentation
 from prefixbench.verbs import calibrate as calibrate_cli
 from prefixonce.plugin.settings import _READERS as VARIABLES
 
@@ -132,6 +132,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "kernels": kernels_of,
     "numerics": numerics_of,
     "again": lambda words: again.parser().parse_args(words),
+    "fragmentation": lambda words: fragmentation._parser().parse_args(words),
     "gate": gate_of,
     "calibrate": calibrate_of,
     "reproduce": executed("reproduce", "--plan-only"),
