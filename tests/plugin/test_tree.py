@@ -44,7 +44,7 @@ class Request:
 class Server:
     """The scheduler's part: admits, prefills, decodes and finishes requests, writing numbered K/V into their slots."""
 
-    def __init__(self, page_size):
+    def __init__(self, page_size, pool_tokens=POOL_TOKENS, min_run_tokens=MIN_RUN_TOKENS):
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
@@ -53,15 +53,15 @@ class Server:
         from prefixonce_cpu.allocator import build_allocator
 
         self.page_size = page_size
-        slots = POOL_TOKENS + page_size
+        slots = pool_tokens + page_size
         self.kv = types.SimpleNamespace(k_buffer=[torch.zeros(slots, 1, 1)], v_buffer=[torch.zeros(slots, 1, 1)])
         self.allocator = build_allocator(
-            POOL_TOKENS, page_size=page_size, dtype=torch.float32, device="cpu", kvcache=self.kv, need_sort=False
+            pool_tokens, page_size=page_size, dtype=torch.float32, device="cpu", kvcache=self.kv, need_sort=False
         )
-        self.rows = ReqToTokenPool(MAX_REQUESTS, POOL_TOKENS, "cpu", enable_memory_saver=False)
-        self.keeper = RunKeeper(self.allocator, MIN_RUN_TOKENS)
+        self.rows = ReqToTokenPool(MAX_REQUESTS, pool_tokens, "cpu", enable_memory_saver=False)
+        self.keeper = RunKeeper(self.allocator, min_run_tokens)
         pool = KvPool(self.allocator, self.keeper, self.kv, None)
-        self.placement = Placement(pool, MIN_RUN_TOKENS)
+        self.placement = Placement(pool, min_run_tokens)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=self.rows,
@@ -250,21 +250,21 @@ def test_a_long_prompt_evicts_what_lies_in_one_place(page_size):
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    server = Server(page_size)
-    prompts = [[number] * 48 for number in range(1, 11)]
+    # The same pool, prompts and shortest run in pages, whatever the size of a page.
+    server = Server(page_size, POOL_TOKENS * page_size, MIN_RUN_TOKENS * page_size)
+    prompts = [[number] * 48 * page_size for number in range(1, 11)]
     for prompt in prompts[:-1]:
         server.finish(server.admit(prompt))
     running = server.admit(prompts[-1])
     for prompt in prompts[1::2]:
         server.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt), None)))
     # The least recently used are every second one: evicting them alone frees no two neighbours.
-    request = server.admit([77] * 130)
+    request = server.admit([77] * 130 * page_size)
     server.check()
-    placed = 130 // page_size * page_size
     pieces = [link.piece for link in server.tree.chain_of(request)]
-    assert sum(piece.length_tokens for piece in pieces) == placed
-    contiguous = sum(piece.length_tokens for piece in pieces if isinstance(piece, Segment))
-    assert contiguous >= placed * 3 // 4, server.placement.nodes  # nobody evicts for a last piece of two pages
+    assert all(isinstance(piece, Segment) for piece in pieces), server.placement.nodes
+    assert sum(piece.length_tokens for piece in pieces) == 130 * page_size
+    assert len(pieces) <= 2
     assert running.last_node.lock_ref == 1
     server.finish(running)
     server.finish(request)
@@ -272,12 +272,14 @@ def test_a_long_prompt_evicts_what_lies_in_one_place(page_size):
 
 
 def test_runs_come_back_when_enough_was_freed():
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
     server = Server(1)
     while server.keeper._index.total:
         assert server.admit([len(server.running) + 1] * 60) is not None
     for request in list(server.running):
         server.finish(request)
-    server.tree.evict(types.SimpleNamespace(num_tokens=POOL_TOKENS))
+    server.tree.evict(EvictParams(num_tokens=POOL_TOKENS))
     assert server.keeper.take_run(400) is not None
 
 

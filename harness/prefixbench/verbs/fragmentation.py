@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixbench.errors import UsageError
+from prefixbench.machine import environment
 from prefixbench.measures.fragmentation import Fragmentation, Machine, simulate
 from prefixbench.measures.traffic import Traffic
 from prefixbench.output import write_whole
@@ -38,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     share = found.contiguous_share()
     if options.output is not None:
         data = {"traffic": asdict(traffic), "machine": asdict(machine), "seed": options.seed}
+        data["environment"] = asdict(environment.observe())
         data |= {"contiguous_share": share, **asdict(found), "samples": [s._asdict() for s in found.samples]}
         write_whole(options.output, json.dumps(data, indent=1, allow_nan=False) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)

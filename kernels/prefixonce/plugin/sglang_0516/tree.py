@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from torch import Tensor
@@ -136,8 +136,9 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
     def evict(self, params: Any) -> Any:
         """More than is asked for, in SGLang's order: pages freed a few at a time would be neighbours of none."""
         keeper = self._pool.keeper
-        result = super().evict(EvictParams(num_tokens=params.num_tokens + keeper.bulk_tokens))
-        keeper.reindex()
+        result = super().evict(replace(params, num_tokens=params.num_tokens + keeper.bulk_tokens))
+        if result.num_tokens_evicted:  # searching for runs waits for the device
+            keeper.reindex()
         return result
 
     def _delete_leaf(self, node: Any) -> None:
