@@ -51,7 +51,8 @@ class RunningRows(Generic[Request]):
         self._rows: list[Request] = []
         self._chains: dict[Request, Chain] = {}
         self._users: dict[int, dict[Request, None]] = {}  # of every node: who passes through it
-        self._stale: set[Request] = set()  # of the rows: whose chain has to be read, or only their way found again
+        # Of the rows, in a fixed order: whose chain has to be read, or only their way found again.
+        self._stale: dict[Request, None] = {}
         # The way of a row is its chain as far as another row passes too; way 0 is empty.
         self._ways: list[Chain] = [()]
         self._way_to: dict[int, int] = {}
@@ -64,7 +65,7 @@ class RunningRows(Generic[Request]):
         chain = self._chains.pop(request, None)
         if chain is None:
             return
-        self._stale.add(request)
+        self._stale[request] = None
         for link in chain:
             users = self._users[link.node_id]
             del users[request]
@@ -92,11 +93,10 @@ class RunningRows(Generic[Request]):
         gone = _rows_gone(self._rows, rows)
         kept = len(self._rows) - len(gone)
         came = rows[kept:]
-        left = {self._rows[row] for row in gone}.difference(came)
-        for request in left:
+        for request in filterfalse(set(came).__contains__, (self._rows[row] for row in gone)):
             self.forget(request)
-        self._stale -= left
-        self._stale.update(came)
+            self._stale.pop(request, None)
+        self._stale.update(dict.fromkeys(came))
         stays = np.ones(len(self._rows), np.bool_)
         stays[gone] = False
         self._way_of_row = np.concatenate([self._way_of_row[stays], np.zeros(len(came), np.int64)])
