@@ -35,11 +35,12 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--seed {options.seed}: must be 0 or more")
     machine = Machine(pool_tokens=options.pool_tokens, page_size=options.page_size)
     traffic = Traffic(arrivals_per_s=options.arrivals_per_s)
+    here = environment.observe()
     found = simulate(traffic, machine, seconds=3600 * options.hours, sample_s=_SAMPLE_S, seed=options.seed)
     share = found.contiguous_share()
     if options.output is not None:
         data = {"traffic": asdict(traffic), "machine": asdict(machine), "seed": options.seed}
-        data["environment"] = asdict(environment.observe())
+        data["environment"] = asdict(here)
         data |= {"contiguous_share": share, **asdict(found), "samples": [s._asdict() for s in found.samples]}
         write_whole(options.output, json.dumps(data, indent=1, allow_nan=False) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
