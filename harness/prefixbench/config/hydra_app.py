@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 from prefixbench.config import config_dir
 from prefixbench.errors import UsageError
@@ -37,6 +38,18 @@ def _refuse(message: str) -> NoReturn:
 def only_shows(arguments: Namespace) -> bool:
     """True for a command line that asks about the application instead of running it (--help, --cfg, ...)."""
     return bool(arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion)
+
+
+def plain(composed: DictConfig) -> dict[str, object]:
+    """The composed configuration as data for a record, interpolations resolved."""
+    data = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def typed() -> tuple[str, ...]:
+    """The overrides of the running job as they were typed."""
+    return tuple(override for override in HydraConfig.get().overrides.task if not override.startswith("run_id="))
 
 
 def launch(verb: str, config_name: str, task: Callable[[DictConfig], None], argv: Sequence[str]) -> int:

@@ -54,13 +54,11 @@ def task(composed: DictConfig) -> None:
     hashes = [case_hash(case) for case in cases]
     store.write_plan(Path(job.runtime.output_dir), hashes)
     files = {"config.yaml": OmegaConf.to_yaml(composed, resolve=True)}
-    overrides = tuple(o for o in job.overrides.task if not o.startswith("run_id="))
     launch = Launch(
         f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.urandom(4).hex()}", 0, datetime.now(UTC).isoformat(), startup_s=None
     )
     observed = environment.observe()
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
+    config_data, overrides = hydra_app.plain(composed), hydra_app.typed()
     first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
     with lock.hold(["cpu" if device == "cpu" else f"gpu-{first_gpu}"]):
         for case, hashed in zip(cases, hashes, strict=True):
@@ -72,7 +70,7 @@ def task(composed: DictConfig) -> None:
                 case_hash=hashed,
                 case=case,
                 launch=launch,
-                config={str(key): value for key, value in plain.items()},
+                config=config_data,
                 overrides=overrides,
                 environment=observed,
                 labels=("cpu",) if device == "cpu" else (),

@@ -10,42 +10,31 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from prefixbench import store
 from prefixbench.case import KernelCase
 from prefixbench.config import hydra_app
 from prefixbench.config import kernels as kernels_config
 from prefixbench.config.kernels import KernelsConfig
-from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.jobs import kernels as kernels_runner
 from prefixbench.measures.kernel.inputs import Shape
 from prefixbench.record import Correctness, KernelMeasurement, Record
+from prefixbench.verbs.measured import measure
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures every point; 0 when all are recorded as ok, 1 when some failed or gave a wrong result."""
     kernels_config.register_schema()
-    arguments = hydra_app.parse(argv)
-    with one_line_errors():
-        if hydra_app.only_shows(arguments):
-            return hydra_app.launch("kernels", "kernels", task, argv)
-        roots = {_checked(composed).runs for composed in compositions("kernels", arguments, arguments.overrides)}
-        run_id = store.new_run_id()
-        code = hydra_app.launch("kernels", "kernels", task, [*argv, f"run_id={run_id}"])
-        return code or summarize([r for root in sorted(roots) for r in store.of_run(Path(root), run_id)], Console())
+    return measure("kernels", argv, task, lambda composed: _checked(composed).runs, summarize)
 
 
 def task(composed: DictConfig) -> None:
     """One Hydra job."""
     config = kernels_config.load(composed)
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
-    hydra_config = HydraConfig.get()
     job = kernels_runner.Job(
         config=config,
-        resolved={str(key): value for key, value in plain.items()},
+        resolved=hydra_app.plain(composed),
         config_yaml=OmegaConf.to_yaml(composed, resolve=True),
-        overrides=tuple(o for o in hydra_config.overrides.task if not o.startswith("run_id=")),
-        folder=Path(hydra_config.runtime.output_dir),
+        overrides=hydra_app.typed(),
+        folder=Path(HydraConfig.get().runtime.output_dir),
     )
     console = Console(highlight=False)
     kernels_runner.run(job, lambda line: console.print(line, markup=False, soft_wrap=True))

@@ -9,42 +9,30 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from prefixbench import store
 from prefixbench.analysis.numerics import QUANTILES, Deviation, Verdict, verdicts
 from prefixbench.config import hydra_app
 from prefixbench.config import numerics as numerics_config
-from prefixbench.config.overrides import compositions, one_line_errors
 from prefixbench.config.run import PATHS
 from prefixbench.jobs import numerics as numerics_runner
 from prefixbench.record import Record
+from prefixbench.verbs.measured import measure
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when every path is inside and every control outside, 1 when not so or something was not measured."""
     numerics_config.register_schema()
-    arguments = hydra_app.parse(argv)
-    with one_line_errors():
-        if hydra_app.only_shows(arguments):
-            return hydra_app.launch("numerics", "numerics", task, argv)
-        jobs = compositions("numerics", arguments, arguments.overrides)
-        roots = {numerics_config.load(composed).runs for composed in jobs}
-        run_id = store.new_run_id()
-        code = hydra_app.launch("numerics", "numerics", task, [*argv, f"run_id={run_id}"])
-        return code or summarize([r for root in sorted(roots) for r in store.of_run(Path(root), run_id)], Console())
+    return measure("numerics", argv, task, lambda composed: numerics_config.load(composed).runs, summarize)
 
 
 def task(composed: DictConfig) -> None:
     """One Hydra job."""
     config = numerics_config.load(composed)
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
-    hydra_config = HydraConfig.get()
     job = numerics_runner.Job(
         config=config,
-        resolved={str(key): value for key, value in plain.items()},
+        resolved=hydra_app.plain(composed),
         config_yaml=OmegaConf.to_yaml(composed, resolve=True),
-        overrides=tuple(o for o in hydra_config.overrides.task if not o.startswith("run_id=")),
-        folder=Path(hydra_config.runtime.output_dir),
+        overrides=hydra_app.typed(),
+        folder=Path(HydraConfig.get().runtime.output_dir),
     )
     console = Console(highlight=False)
     numerics_runner.run(job, lambda line: console.print(line, markup=False, soft_wrap=True))

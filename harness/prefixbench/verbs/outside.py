@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from prefixbench import store
@@ -17,7 +16,7 @@ from prefixbench.analysis.outside import TOLERANCE, Agreement, agreements, speed
 from prefixbench.analysis.stats import Interval
 from prefixbench.case import OutsideCase
 from prefixbench.config import checks as config_checks
-from prefixbench.config import config_dir
+from prefixbench.config import config_dir, hydra_app
 from prefixbench.config.cases import sweep_cases
 from prefixbench.config.overrides import one_line_errors, prepare
 from prefixbench.config.run import register_schema
@@ -82,12 +81,10 @@ def _job(options: argparse.Namespace, console: Console) -> outside.Job:
     config_checks.check_destination(config.runs, config.tag)
     if not config.engine.tokenizer:
         raise UsageError("engine.tokenizer=false: SGLang's client reads text; use engine.tokenizer=true")
-    resolved = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(resolved, dict)
     return outside.Job(
         config=config,
         data_set=options.data_set,
-        resolved={str(key): value for key, value in resolved.items()},
+        resolved=hydra_app.plain(composed),
         overrides=(f"--data-set={options.data_set}", *preset, *typed),
         engine=create(config),
         new_client=BenchServing,

@@ -64,12 +64,10 @@ def task(composed: DictConfig) -> None:
     """One Hydra job; runs where the launcher puts it. A job that cannot run at all leaves its reason in its folder: an
     exception would reach only launchers of this process, and Hydra would print it its own way."""
     config = config_checks.load(composed)
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
     job = runner.Job(
         config=config,
         cases=sweep_cases(config),
-        resolved={str(key): value for key, value in plain.items()},
+        resolved=hydra_app.plain(composed),
         config_yaml=OmegaConf.to_yaml(composed, resolve=True),
         overrides=tuple(config.typed or HydraConfig.get().overrides.task),
         folder=_job_folder(config),
