@@ -81,7 +81,7 @@ def test_the_cells_of_the_headline_have_three_launches_and_every_stock_backend()
     assert (grid[0].launches, headline[0].launches) == (1, 3)
     whole = [case for case in grid[1] if (case.workload, case.output_tokens) == ("shared-prefix", 256)]
     cells = {(case.prefix_tokens, case.concurrency) for case in whole}
-    assert cells == {(prefix, rows) for prefix in (512, 2048, 8192, 16384) for rows in (64, 256, 512)}
+    assert cells >= {(prefix, rows) for prefix in (512, 2048, 8192, 16384) for rows in (64, 256, 512)}
     assert {(case.path, case.plugin) for case in headline[1]} == {
         ("stock", False),
         ("cascade", True),

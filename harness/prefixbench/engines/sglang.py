@@ -269,6 +269,9 @@ def server_environment(config: RunConfig, plugin: bool, inherited: Mapping[str, 
     environment["SGLANG_PLUGINS"] = _PLUGIN if plugin else _NO_PLUGIN
     if config.gpus.device == "cpu":
         environment["SGLANG_PLATFORM"] = _CPU_PLATFORM
+    if config.engine.side_by_side and config.gpus.count > 1:
+        # While two servers load, one rank's GPU has more free memory than the other's, which SGLang would refuse.
+        environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if plugin:
         environment |= {
             "PREFIXONCE_PATH": "stock",
