@@ -88,7 +88,7 @@ def test_environment_has_one_plugin_or_none_and_nothing_inherited(config: Callab
 def test_two_servers_may_load_on_the_same_gpus_at_once(config: Callable[..., RunConfig]) -> None:
     """Beside another that loads, ranks see unequal free memory; alone, SGLang's check stands."""
     check = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
-    beside = config("gpus='2'", "engine.side_by_side=true", "path.stock.plugin=without")
+    beside = config("sweep=large")
     assert server_environment(beside, True, {})[check] == server_environment(beside, False, {})[check] == "0"
     assert check not in server_environment(config("gpus='2'"), True, {})
 
