@@ -137,12 +137,20 @@ def test_the_lowest_cell_counts_and_a_missing_cell_leaves_no_figure() -> None:
     target = replace(ENGINE, cells=replace(CELLS, prefix_tokens=(512, 16384)), ours=("auto",), ratio_at_least=0.99)
     both = [*serve("auto", 0.01), *serve("stock", 0.07)]
     row = targets_engine.judge(target, both)
-    assert (row.verdict, row.detail) == ("no record", "1 of 2 cells lack ours or stock: 512 x 8")
+    assert (row.verdict, row.measured) == ("no record", None)
+    assert row.detail == "1 of 2 cells lack ours or stock: 512 x 8; lowest of the others: 7.000 at 16384 x 8"
     slower = [*serve("auto", 0.0102, prefix_tokens=512), *serve("stock", 0.0100, prefix_tokens=512)]
     row = targets_engine.judge(target, [*both, *slower])
     assert row.measured == pytest.approx(100 / 102, rel=0.001)
     assert row.verdict == "missed"
     assert "at 512 x 8, the lowest of 2" in row.detail
+
+
+def test_a_cell_in_which_fewer_were_in_flight_is_not_compared() -> None:
+    fewer = serve("auto", 0.01, counter_changes={"batch_histogram": {7: 100}})
+    row = targets_engine.judge(ENGINE, [*fewer, *serve("stock", 0.07)])
+    assert (row.verdict, row.measured) == ("no record", None)
+    assert row.detail == "1 of 1 cells lack ours or stock: 16384 x 8 (in flight 7, with stock 8)"
 
 
 def test_other_sizes_other_devices_and_older_code_do_not_count() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from prefixbench.analysis import frame
+from prefixbench.analysis.comparable import BATCH_TOLERANCE
 from prefixbench.analysis.stats import Interval, Sample, ratio
 from prefixbench.case import ServingCase
 from prefixbench.record import Record
@@ -43,6 +44,16 @@ class _Measured:
     record_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Arm:
+    """A path or a stock backend: `sample` is tok/s by launch."""
+
+    name: str
+    sample: Sample
+    realized_batch: float
+    record_ids: tuple[str, ...]
+
+
 def judge(target: EngineTarget, records: Sequence[Record]) -> Row:
     """The lowest ratio of all cells; one cell without both sides on record leaves the row without a figure."""
     by_cell: dict[_Cell, list[Record]] = {}
@@ -52,12 +63,14 @@ def judge(target: EngineTarget, records: Sequence[Record]) -> Row:
     cells = list(_wanted(target, by_cell))
     if not cells:
         return no_record(target, "none of its cells was measured on a GPU")
-    measured = [_measure(target, cell, by_cell.get(cell, [])) for cell in cells]
-    lacking = [str(cell) for cell, result in zip(cells, measured, strict=True) if result is None]
-    if lacking:
+    measured = {cell: _measure(target, cell, by_cell.get(cell, [])) for cell in cells}
+    good = [result for result in measured.values() if isinstance(result, _Measured)]
+    lacking = [f"{cell}{result}" for cell, result in measured.items() if isinstance(result, str)]
+    worst = min(good, key=lambda result: result.interval.estimate or 0, default=None)
+    if lacking or worst is None:
         some = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
-        return no_record(target, f"{len(lacking)} of {len(cells)} cells lack ours or stock: {some}")
-    worst = min((result for result in measured if result is not None), key=lambda result: result.interval.estimate or 0)
+        rest = f"; lowest of the others: {worst.interval.estimate or 0:.3f} at {worst.cell}" if worst else ""
+        return no_record(target, f"{len(lacking)} of {len(cells)} cells lack ours or stock: {some}{rest}")
     value = worst.interval.estimate or 0.0
     where = f" at {worst.cell}, the lowest of {len(cells)}" if len(cells) > 1 else ""
     detail = f"{worst.detail}{where}; {_interval_text(worst.interval)}"
@@ -79,12 +92,12 @@ def _wanted(target: EngineTarget, recorded: dict[_Cell, list[Record]]) -> Iterat
             yield _Cell(model, workload, parallel, prefix, concurrency)
 
 
-def _measure(target: EngineTarget, cell: _Cell, records: Sequence[Record]) -> _Measured | None:
+def _measure(target: EngineTarget, cell: _Cell, records: Sequence[Record]) -> _Measured | str:
     """Ours as measured with the newest code; stock on the same device with the same workload, from the same runs
-    where they have it."""
+    where they have it. A text where there is nothing to compare: empty, or what speaks against comparing."""
     ours = [record for record in records if _case(record).plugin and _case(record).path in target.ours]
     if not ours:
-        return None
+        return ""
     newest = max(ours, key=lambda record: record.launch.started_at)
     ours = [r for r in ours if _source(r) == _source(newest) and _conditions(r) == _conditions(newest)]
     stock = [r for r in records if not _case(r).plugin and _conditions(r) == _conditions(newest)]
@@ -94,21 +107,23 @@ def _measure(target: EngineTarget, cell: _Cell, records: Sequence[Record]) -> _M
     backends = dict.fromkeys(_case(r).stock_backend for r in stock)
     base = _best({backend: [r for r in stock if _case(r).stock_backend == backend] for backend in backends})
     if best is None or base is None:
-        return None
-    (path, top, top_ids), (backend, bottom, bottom_ids) = best, base
-    rates = f"{path} {_mean(top):,.0f} tok/s, stock {backend} {_mean(bottom):,.0f} tok/s"
-    return _Measured(cell, ratio(top, bottom), rates, (*top_ids, *bottom_ids))
+        return ""
+    batches = (base.realized_batch, best.realized_batch)
+    if abs(batches[1] - batches[0]) > BATCH_TOLERANCE * batches[0]:
+        return f" (in flight {batches[1]:.0f}, with stock {batches[0]:.0f})"
+    rates = f"{best.name} {_mean(best.sample):,.0f} tok/s, stock {base.name} {_mean(base.sample):,.0f} tok/s"
+    return _Measured(cell, ratio(best.sample, base.sample), rates, (*best.record_ids, *base.record_ids))
 
 
-def _best(arms: dict[str, list[Record]]) -> tuple[str, Sample, tuple[str, ...]] | None:
-    """The arm with the highest mean rate, its launches, and the records behind them."""
+def _best(arms: dict[str, list[Record]]) -> _Arm | None:
+    """The arm with the highest mean rate."""
     found = []
     for name, records in arms.items():
         rows = frame.launches(frame.blocks(records))
         sample = frame.sample(rows, METRIC) if not rows.empty else {}
         if sample:
-            found.append((name, sample, tuple(rows["record_id"])))
-    return max(found, key=lambda arm: _mean(arm[1]), default=None)
+            found.append(_Arm(name, sample, float(rows["realized_batch"].mean()), tuple(rows["record_id"])))
+    return max(found, key=lambda arm: _mean(arm.sample), default=None)
 
 
 def _conditions(record: Record) -> tuple[object, ...]:
