@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.builders import CPU, serving_record, wrap
-from harness.every_kind import dispatch
+from harness.every_kind import dispatch, numerics
 from prefixbench.analysis import attribution, frame, stats
 from prefixbench.record import Failure, Record
 from prefixbench.report import markdown, render
@@ -142,6 +142,16 @@ def test_a_failed_point_is_a_gap_with_its_reason() -> None:
     reasons = {cell.missing for cell in column(table(page, "throughput-0-data"), "tokens/s")}
     assert reasons == {None, "oom: the pool is full"}
     assert "2 of 12 records are not complete (2 oom); their points are gaps or smaller." in page.warnings
+
+
+def test_a_control_that_was_found_out_is_no_failure() -> None:
+    """A planted fault that shows ends its record as failed, as it must; the same without a fault is one."""
+    measured = numerics()
+    for fault, warned in (("zero-prefix", 0), ("none", 1)):
+        case = replace(measured.case, fault=fault)  # type: ignore[arg-type]
+        found_out = replace(measured, status="failed", case=case)
+        page = page_of([serving_record("stock"), found_out])
+        assert sum("not complete" in warning for warning in page.warnings) == warned
 
 
 def test_a_batch_that_was_not_realized_is_never_labelled_as_asked() -> None:

@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def is_control(self) -> bool:
-        return self.case.fault != "none"
+        return is_control(self.record)
 
     @property
     def as_it_must_be(self) -> bool:
@@ -84,6 +84,11 @@ class Verdict:
         if self.is_control:
             return "inside, though it must not be" if self.agreement.inside else "outside, as it must be"
         return "inside" if self.agreement.inside else "OUTSIDE"
+
+
+def is_control(record: Record) -> bool:
+    """Whether a fault was planted: such a record fails when all is well."""
+    return isinstance(record.case, NumericsCase) and record.case.fault != "none"
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
