@@ -36,6 +36,25 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("dispatch", "device=cuda"),
+        ("kernels", "kernels=smoke", "device=cuda"),
+        ("numerics", "numerics=one-gpu"),
+        ("soak", "soak=one-gpu"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_job_that_finds_no_gpu_ends_in_one_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(list(words)) in (2, 5)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "gpus=cpu" in line or "device=cpu" in line
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("model=null", "model 'null' is unknown; allowed: llama"),

@@ -52,8 +52,8 @@ def test_presets_are_whole_and_every_claim_is_spoken_for(preset: str) -> None:
 
 def test_a_budget_drops_the_least_informative_first_and_says_so() -> None:
     plan = reproduce.read_plan(DATA, "one-gpu")
-    fitted = reproduce.fit(plan, 23.2)
-    assert fitted.minutes <= 23.2 < plan.minutes
+    fitted = reproduce.fit(plan, 23.8)
+    assert fitted.minutes <= 23.8 < plan.minutes
     assert fitted.dropped == ("the rollouts", "the ShareGPT-like workload")
     workloads = {case.workload for case in cases_of(fitted.steps["grid"])[1]}
     assert workloads == {"shared-prefix", "distinct"}

@@ -6,16 +6,18 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from prefixbench.config import config_dir
-from prefixbench.errors import UsageError
+from prefixbench.errors import BenchError, UsageError
 from prefixbench.machine.signals import ending_as_interrupted
 
 
@@ -56,7 +58,20 @@ def launch(verb: str, config_name: str, task: Callable[[DictConfig], None], argv
     """Hydra's own entry with this command line; 0, or the code of --help and the like."""
     if any(word.lstrip("+").startswith("hydra.job.chdir=") for word in argv):
         raise UsageError("hydra.job.chdir: records go to a folder relative to where you are, which must not change")
-    application = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(task)
+    refused: list[BenchError] = []
+
+    @wraps(task)
+    def kept_from_hydra(composed: DictConfig) -> None:
+        try:
+            task(composed)
+        except BenchError as error:  # Hydra would put a line of its own before ours
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                raise
+            refused.append(error)
+
+    application = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(
+        kept_from_hydra
+    )
     argv_before, full_before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"prefixbench {verb}", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits instead of raising it
@@ -70,4 +85,6 @@ def launch(verb: str, config_name: str, task: Callable[[DictConfig], None], argv
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_before is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_before
+    if refused:
+        raise refused[0]
     return 0
