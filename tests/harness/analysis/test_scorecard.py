@@ -106,6 +106,9 @@ def test_spread() -> None:
         for i, f in enumerate((0.94, 1.0, 1.06))
     ]  # type: ignore[arg-type]
     assert judge("R3", wide).verdict == "reproduced"
+    once = [serving_record(p, 9, 0.1, **HEADLINE | {"concurrency": 512}) for p in ("stock", "cascade", "full")]
+    finding = judge("R3", [*wide, *once])
+    assert "256 in flight" in finding.why, "a larger point with one launch has no spread"
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.6, "reproduced"), (0.3, "differs")])
@@ -149,6 +152,13 @@ def test_models_need_their_gpus() -> None:
 def test_one_cell_of_dense_and_cascade() -> None:
     assert judge("D3", headline({"cascade": 4000, "dense": 6100})).verdict == "reproduced"
     assert judge("D3", headline({"cascade": 4000, "dense": 4100})).verdict == "differs"
+
+
+def test_a_path_that_was_dense_in_every_step_stands_for_dense() -> None:
+    cascade = headline({"cascade": 4000})
+    assert judge("D3", [*cascade, *headline({"full": 6100})]).verdict == "reproduced"
+    mixed = headline({"full": 6100}, ran={"dense": 7, "cascade": 1})
+    assert judge("D3", [*cascade, *mixed]).verdict == "not run here"
 
 
 def test_placement_holds_on_any_machine_and_a_moved_node_is_seen() -> None:

@@ -25,15 +25,23 @@ def baseline_of(point: Point) -> str:
 
 def judge_cell(claim: Claim, evidence: Evidence) -> Finding:
     """D3: time per token of cascade over dense, in the cell where dense gains most."""
-    cells = [p for p in evidence.points if {"cascade", "dense"} <= set(p.arms)]
+    cells = [(p, arm) for p in evidence.points if "cascade" in p.arms for arm in _dense_arms(p)]
     if not cells:
-        return not_run("cascade and dense were not both forced at one point: path=cascade,dense")
-    found = {id(p): ratio(p.sample("cascade", "tpot_ms"), p.sample("dense", "tpot_ms")) for p in cells}
-    best = max(cells, key=lambda p: found[id(p)].estimate or 0)
-    per_token = [mean_interval(list(best.sample(arm, "tpot_ms").values())) for arm in ("dense", "cascade")]
-    text = f"{figure(per_token[0], '{:.3g} ms')} dense, {figure(per_token[1], '{:.3g} ms')} cascade per token"
-    finding = _finding(best, f"{text}, {figure(found[id(best)])}", found[id(best)], "cascade", "dense")
+        return not_run("at no point did cascade serve one path and dense all steps of another: path=cascade,dense")
+    compared = [(p, arm, ratio(p.sample("cascade", "tpot_ms"), p.sample(arm, "tpot_ms"))) for p, arm in cells]
+    best, arm, gain = max(
+        compared, key=lambda cell: (_matches(cell[0], claim), _is_gpu(cell[0]), cell[2].estimate or 0)
+    )
+    dense, cascade = (mean_interval(list(best.sample(path, "tpot_ms").values())) for path in (arm, "cascade"))
+    text = f"{figure(dense, '{:.3g} ms')} dense, {figure(cascade, '{:.3g} ms')} cascade per token"
+    finding = _finding(best, f"{text}, {figure(gain)}", gain, "cascade", arm)
     return _at_least(finding, claim, [best])
+
+
+def _dense_arms(point: Point) -> list[str]:
+    """Paths of which dense served every step, chosen or forced."""
+    shares = {arm: point.step_shares(arm) or {} for arm in ("dense", "full", "auto") if arm in point.arms}
+    return [arm for arm, share in shares.items() if share.get("dense", 0.0) == 1.0]
 
 
 def judge_headline(claim: Claim, evidence: Evidence) -> Finding:
@@ -182,9 +190,13 @@ def _moved(trace: PlacementTrace) -> list[int]:
 
 
 def _headline(evidence: Evidence, claim: Claim) -> Point | None:
-    """The claimed point where it was measured, else the largest that has the three paths; GPUs first."""
+    """The claimed point where it was measured, else the largest that has the three paths; GPUs and intervals first."""
     able = [p for p in evidence.points if "full" in p.arms and "cascade" in p.arms and baseline_of(p) in p.arms]
-    return max(able, key=lambda p: (_matches(p, claim), _is_gpu(p), _size(p)), default=None)
+    return max(able, key=lambda p: (_matches(p, claim), _is_gpu(p), _has_interval(p), _size(p)), default=None)
+
+
+def _has_interval(point: Point) -> bool:
+    return all(len(point.sample(arm)) > 1 for arm in _ladder(point))
 
 
 def _ladder(point: Point) -> tuple[str, ...]:
