@@ -171,6 +171,8 @@ class PlacementTrace:
     pool_slots: int
     pool_before: tuple[PoolRun, ...]
     pool_after: tuple[PoolRun, ...]
+    device_waits: int | None = None
+    """Nodes for which the scheduler waited for the device to learn their slots."""
 
 
 @dataclass(frozen=True)

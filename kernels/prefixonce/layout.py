@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -81,14 +81,11 @@ def _units(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int
     return units
 
 
-def run_start(slots: Sequence[int]) -> int | None:
-    """The first slot if `slots` are consecutive and ascending, else None; an empty sequence is no run."""
-    if not slots:
+def run_start(slots: NDArray[np.int64]) -> int | None:
+    """The first slot if `slots` are consecutive and ascending, else None; no slots are no run."""
+    if not slots.size or slots[-1] - slots[0] != slots.size - 1:
         return None
-    start = slots[0]
-    if slots[-1] - start != len(slots) - 1:
-        return None
-    return start if all(slot == start + i for i, slot in enumerate(slots)) else None
+    return int(slots[0]) if (np.diff(slots) == 1).all() else None
 
 
 def oldest_window(age: NDArray[np.int64], length: int, *, blocked: int) -> Run | None:

@@ -77,7 +77,7 @@ def test_a_run_of_nothing_is_refused():
     [([], None), ([7], 7), ([7, 8, 9], 7), ([7, 9, 8, 10], None), ([7, 7, 9], None), ([9, 8, 7], None), ([7, 9], None)],
 )
 def test_run_start(slots, start):
-    assert run_start(slots) == start
+    assert run_start(np.array(slots, np.int64)) == start
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 8))

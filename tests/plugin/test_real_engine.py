@@ -69,3 +69,4 @@ def _check(record: Record) -> None:
     assert set(block.counters.steps) == {RAN[record.case.path]}
     assert record.measurement.placement is not None
     assert record.measurement.placement.contiguous >= 1, "the primed prefix lies in one run"
+    assert record.measurement.placement.device_waits == 0, "the host knew every slot that a prefill wrote"

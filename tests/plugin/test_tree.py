@@ -36,9 +36,10 @@ class Request:
         self.last_node = None
         self.cache_protected_len = 0
         self.prefix_indices = None
+        self.filled = None  # tokens of a prompt that is prefilled in chunks
 
     def get_fill_ids(self):
-        return self.origin_input_ids + self.output_ids
+        return (self.origin_input_ids + self.output_ids)[: self.filled]
 
 
 class Server:
@@ -76,7 +77,7 @@ class Server:
         pages = torch.from_numpy(self.keeper._index.drain(POOL_TOKENS // self.page_size // 2))
         self.allocator.free_pages = torch.cat((self.allocator.free_pages, pages.flip(0)))
 
-    def admit(self, prompt, *, finishes_at_once=False):
+    def admit(self, prompt, *, finishes_at_once=False, chunk=None):
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -90,7 +91,12 @@ class Server:
             return None
         self.rows.alloc([request])
         self.rows.write((request.req_pool_idx, slice(0, have)), match.device_indices.to(torch.int32))
-        self._append(request, have, len(prompt))
+        for request.filled in (*range(have + chunk, len(prompt), chunk), None) if chunk else (None,):
+            want = len(request.get_fill_ids())
+            self.tree.new_slots.launched([request], [have], [want - have], self._append(request, have, want))
+            if request.filled is not None:
+                self.tree.cache_unfinished_req(request, chunked=True)
+                have = want
         self.running.append(request)
         if finishes_at_once:
             self.finish(request)
@@ -129,6 +135,7 @@ class Server:
         numbers = numbered(request.get_fill_ids())[have:want]
         self.kv.k_buffer[0][slots, 0, 0] = numbers
         self.kv.v_buffer[0][slots, 0, 0] = -numbers
+        return slots
 
     def check(self):
         """Content of every row and node, single ownership of every slot, SGLang's leak equation."""
@@ -196,7 +203,7 @@ prompts = st.builds(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),
 )
 actions = st.one_of(
-    st.tuples(st.just("admit"), prompts, st.booleans()),
+    st.tuples(st.just("admit"), prompts, st.tuples(st.booleans(), st.sampled_from((None, 7, 16)))),
     st.tuples(st.just("decode"), st.integers(1, 20), st.just(None)),
     st.tuples(st.just("finish"), st.integers(0, MAX_REQUESTS), st.just(None)),
 )
@@ -208,9 +215,9 @@ actions = st.one_of(
 def test_no_schedule_mixes_up_slots(page_size, schedule):
     server = Server(page_size)
     server.scatter()
-    for action, argument, at_once in schedule:
+    for action, argument, how in schedule:
         if action == "admit":
-            server.admit(argument, finishes_at_once=at_once)
+            server.admit(argument, finishes_at_once=how[0], chunk=how[1])
         elif action == "decode":
             for step in range(argument):
                 for request in server.running:
@@ -232,6 +239,21 @@ def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     assert server.placement.nodes["contiguous", "moved into a run"] == 1
     (link,) = server.tree.chain_of(request)
     assert isinstance(link.piece, Segment)
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "waits"), [(1, None, 0), (1, 20, 0), (16, 32, 0), (16, 24, 1)])
+def test_the_device_is_waited_for_only_when_a_node_begins_before_the_last_chunk(page_size, chunk, waits):
+    """In pages a chunk may end within a page, which the next one's node takes in."""
+    server = Server(page_size)
+    server.scatter()
+    server.admit([3] * 48, chunk=chunk)
+    server.check()
+    assert server.placement.device_waits == waits
+    assert server.placement.nodes["contiguous", "moved into a run"] >= 1
+    server.tree.new_slots.launched = lambda *_: None
+    server.admit([4] * 48)
+    server.check()
+    assert server.placement.device_waits == waits + 1, "nobody said which slots the prefill wrote"
 
 
 def test_a_prompt_stays_paged_when_no_run_is_free():

@@ -6,7 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixonce.layout import run_start
@@ -49,19 +51,26 @@ class Placement:
         # Since the start: nodes by layout and reason, and the tokens of them by layout.
         self.nodes: Counter[tuple[Layout, str]] = Counter()
         self.tokens: Counter[Layout] = Counter()
+        # Nodes whose slots the host did not know in time.
+        self.device_waits = 0
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._sequence = 0
 
-    def place(self, node_id: int, slots: Tensor, *, can_split: bool = False) -> Tensor | None:
+    def place(
+        self, node_id: int, slots: Tensor, known: NDArray[np.int64] | None = None, *, can_split: bool = False
+    ) -> Tensor | None:
         """Gives a new prompt node its slots: those of a run if it can have one, otherwise those it came with.
 
-        None, and nothing is decided, if there is no run for a node that can be split.
+        None, and nothing is decided, if there is no run for a node that can be split. `known`: the same slots on the
+        host; without them it waits for the device.
         """
         tokens = slots.numel()
         if not self.is_worth_a_run(tokens):
             return self._stay_paged(node_id, slots, f"shorter than {self._min_run_tokens} tokens")
-        # The one wait for the device: once per long prompt node, never in a decode step.
-        start = run_start(slots.tolist())
+        if known is None:
+            known = slots.cpu().numpy()
+            self.device_waits += 1
+        start = run_start(known)
         if start is not None:
             self._settle(node_id, tokens, start, "already contiguous")
             return slots
@@ -114,6 +123,7 @@ class Placement:
             "contiguous": self._count_of("contiguous"),
             "paged": self._count_of("paged"),
             "reasons": {reason: count for (_, reason), count in self.nodes.items()},
+            "device_waits": self.device_waits,
             "events": [list(event) for event in self.events],
             "events_dropped": self._sequence - len(self.events),
             "pool_slots": pool_slots,

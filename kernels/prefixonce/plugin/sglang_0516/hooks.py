@@ -149,6 +149,8 @@ class Plugin:
         self._graphs.current = None
         if not batch.forward_mode.is_decode():
             self._runtime.drop_plan()
+            if batch.forward_mode.is_extend() and batch.prefix_lens is not None:
+                self._tree.new_slots.launched(batch.reqs, batch.prefix_lens, batch.extend_lens, batch.out_cache_loc)
             return
         self._runtime.plan(batch.reqs, batch.seq_lens_cpu.numpy())
 

@@ -17,6 +17,7 @@ from prefixonce.plugin.grouping import Chain, Link, RunningRows
 from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.placement import Placement
 from prefixonce.plugin.sglang_0516.allocator import MakeRoom, RunKeeper
+from prefixonce.plugin.sglang_0516.newslots import NewSlots
 from prefixonce.plugin.sglang_0516.reclaim import Reclaimer
 
 _HALVINGS = 2  # a node lies in up to four runs, which is as many as the kernels read as such
@@ -66,6 +67,8 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self.placement = placement
         # A leaf inserted now holds prompt tokens if it begins before this depth.
         self._prompt_tokens = 0
+        self._inserting: Any = None
+        self.new_slots = NewSlots()
         self._paths: dict[int, Chain] = {}
         self.rows: RunningRows[Any] = RunningRows(self.chain_of)
         super().__init__(params)
@@ -81,23 +84,24 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
     # the same call: the one moment at which K/V can move without anyone noticing.
 
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
-        with self._prompt(len(req.origin_input_ids) + len(req.output_ids)):
+        with self._prompt(req, len(req.origin_input_ids) + len(req.output_ids)):
             super().cache_unfinished_req(req, chunked=chunked)
         self.rows.forget(req)
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **options: Any) -> None:
         # Its prompt is new here only if it finished right after its prefill, as requests that warm a prefix do.
-        with self._prompt(len(req.origin_input_ids)):
+        with self._prompt(req, len(req.origin_input_ids)):
             super().cache_finished_req(req, is_insert, **options)
         self.rows.forget(req)
 
     @contextmanager
-    def _prompt(self, tokens: int) -> Iterator[None]:
-        self._prompt_tokens = tokens
+    def _prompt(self, request: Any, tokens: int) -> Iterator[None]:
+        self._inserting, self._prompt_tokens = request, tokens
         try:
             yield
         finally:
-            self._prompt_tokens = 0
+            self._inserting, self._prompt_tokens = None, 0
+            self.new_slots.forget(request)
 
     def _insert_helper(
         self, node: Any, key: Any, value: Tensor, priority: int = 0, chunked: bool = False
@@ -107,23 +111,25 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
             if matched < self._prompt_tokens:
                 # Placing may evict, but nothing on the way to the leaf.
                 self.inc_lock_ref(leaf)
-                self._place(leaf, _HALVINGS)
+                self._place(leaf, matched, _HALVINGS)
                 self.dec_lock_ref(leaf)
             else:
                 self.placement.leave(leaf.id, len(leaf.key))
         return matched, leaf
 
-    def _place(self, leaf: Any, halvings: int) -> None:
-        """A run for the node, or else for each half of it: a prefix in a few runs is read as fast as one in one."""
+    def _place(self, leaf: Any, begin: int, halvings: int) -> None:
+        """A run for the node, or else for each half of it: a prefix in a few runs is read as fast as one in one.
+        `begin`: its first token in the request that is being cached."""
         half = len(leaf.key) // 2 // self.page_size * self.page_size
         can_split = halvings > 0 and self.placement.is_worth_a_run(half)
-        slots = self.placement.place(leaf.id, leaf.value, can_split=can_split)
+        known = self.new_slots.of(self._inserting, begin, begin + len(leaf.key))
+        slots = self.placement.place(leaf.id, leaf.value, known, can_split=can_split)
         if slots is not None:
             leaf.value = slots
             return
         upper = self._split_node(leaf.key, leaf, half)
-        self._place(upper, halvings - 1)
-        self._place(leaf, halvings - 1)
+        self._place(upper, begin, halvings - 1)
+        self._place(leaf, begin + half, halvings - 1)
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         upper = super()._split_node(key, child, split_len)
