@@ -166,6 +166,23 @@ def test_a_batch_that_was_not_realized_is_never_labelled_as_asked() -> None:
     assert "64 in flight" not in page.headline.sentence
 
 
+def test_a_label_says_what_tells_points_apart_and_no_more() -> None:
+    """Shape and length of answers follow from the model here, the workload alone tells the others apart."""
+    small = {"model": "small", "model_settings": {"layers": 2}, "workload": "shared-prefix", "output_tokens": 65}
+    large = {"model": "large", "model_settings": {"layers": 9}, "output_tokens": 33}
+    records = [
+        *sweep((512,), (8,), **small),
+        *sweep((512,), (8,), **large, workload="shared-prefix"),
+        *sweep((512,), (8,), **large, workload="rollouts"),
+    ]
+    labels = {point.text for point in column(table(page_of(records), "path-shares-data"), "point") if point.text}
+    assert labels == {
+        "512 shared tokens, 8 in flight, model small, workload shared-prefix",
+        "512 shared tokens, 8 in flight, model large, workload shared-prefix",
+        "512 shared tokens, 8 in flight, model large, workload rollouts",
+    }
+
+
 def test_flagged_blocks_are_left_out_and_counted() -> None:
     records = sweep(prefixes=(512,), concurrencies=(8,), paths=("stock", "cascade"), launches=2)
     throttled = measured("cascade", 512, 8, flags=("throttled: power",))

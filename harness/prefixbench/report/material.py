@@ -27,6 +27,7 @@ LADDER = ("stock", "cascade", "full", "auto")
 PLAIN, WITH_PLUGIN = "stock", "stock+plugin"
 # Realized batches within this share of the concurrency count as what was asked.
 BATCH_TOLERANCE = 0.02
+_ALWAYS_SAID = ("prefix_tokens", "concurrency")
 
 
 def path_of(arm: str) -> str:
@@ -195,35 +196,33 @@ class Material:
         return f"{_int(point, 'prefix_tokens'):,} shared tokens, {self.family_label([point])}"
 
     def family_label(self, points: Sequence[Point]) -> str:
-        """Requests in flight as they really were, and whatever else tells this family from the others."""
-        extra = [
-            text
-            for name, value in points[0].key.items()
-            if name not in ("prefix_tokens", "concurrency") and len(self._values_of(name)) > 1
-            for text in self._differences(name, str(value))
-        ]
-        variant = {} if len({p.variant for p in self.points}) < 2 else json.loads(points[0].variant or "{}")
-        extra += [f"{key} {value}" for key, value in variant.items()]
+        """Requests in flight as they really were, and what tells this family from the others."""
+        facts = _facts(points[0])
+        extra = [f"{name.replace('_', ' ')} {facts[name]}" for name in self._telling if name in facts]
         return ", ".join([in_flight(points), *extra])
 
-    def _values_of(self, name: str) -> set[str]:
-        return self._distinct_keys[name]
-
     @cached_property
-    def _distinct_keys(self) -> Mapping[str, set[str]]:
-        return {name: {str(point.key[name]) for point in self.points} for name in frame.POINT}
+    def _telling(self) -> tuple[str, ...]:
+        """The facts that tell apart points with as many in flight which no fact before them tells apart."""
+        facts = [_facts(point) for point in self.points]
+        known = [str(point.key["concurrency"]) for point in self.points]
+        telling = []
+        for name in dict.fromkeys(name for one in facts for name in one):
+            finer = [f"{before}|{one.get(name)}" for before, one in zip(known, facts, strict=True)]
+            if len(set(finer)) > len(set(known)):
+                telling.append(name)
+                known = finer
+        return tuple(telling)
 
-    def _differences(self, name: str, value: str) -> list[str]:
-        """`model tiny`, or of the settings only those that vary."""
-        if name != "settings":
-            return [f"{name.replace('_', ' ')} {value}"]
-        everything = [json.loads(other) for other in self._values_of(name)]
-        return [
-            f"{key} {setting}"
-            for group, settings in json.loads(value).items()
-            for key, setting in settings.items()
-            if len({json.dumps(other[group].get(key)) for other in everything}) > 1
-        ]
+
+def _facts(point: Point) -> dict[str, str]:
+    """Everything about a point but its prefix and how many are in flight, the most telling first."""
+    settings = json.loads(str(point.key["settings"]))
+    return {
+        **{name: str(value) for name, value in point.key.items() if name not in (*_ALWAYS_SAID, "settings")},
+        **{name: str(value) for group in settings.values() for name, value in group.items()},
+        **json.loads(point.variant or "{}"),
+    }
 
 
 def in_flight(points: Sequence[Point]) -> str:
