@@ -241,6 +241,22 @@ def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     assert isinstance(link.piece, Segment)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_output_of_a_finished_request_is_not_copied_into_a_run(page_size):
+    """Its first page may hold the end of the prompt."""
+    server = Server(page_size)
+    server.scatter()
+    request = server.admit([3] * 40)
+    for token in range(40):
+        server.decode(request, 200 + token % 3)
+    server.finish(request)
+    server.check()
+    assert server.placement.nodes == {
+        ("contiguous", "moved into a run"): 1,
+        ("paged", "output of a finished request"): 1,
+    }
+
+
 @pytest.mark.parametrize(("page_size", "chunk", "waits"), [(1, None, 0), (1, 20, 0), (16, 32, 0), (16, 24, 1)])
 def test_the_device_is_waited_for_only_when_a_node_begins_before_the_last_chunk(page_size, chunk, waits):
     """In pages a chunk may end within a page, which the next one's node takes in."""

@@ -89,8 +89,10 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self.rows.forget(req)
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **options: Any) -> None:
-        # Its prompt is new here only if it finished right after its prefill, as requests that warm a prefix do.
-        with self._prompt(req, len(req.origin_input_ids)):
+        # Its prompt is new here only if it finished right after its prefill, as requests that warm a prefix do; a page
+        # that its output has filled up is not.
+        whole_pages = len(req.origin_input_ids) // self.page_size
+        with self._prompt(req, whole_pages * self.page_size):
             super().cache_finished_req(req, is_insert, **options)
         self.rows.forget(req)
 
