@@ -54,7 +54,9 @@ def test_regret_of_the_shipped_profile_meets_its_target(tmp_path: Path, capsys: 
 
 
 def test_a_selection_without_such_cells_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["calibrate", "--from", "reference", "tag=h200", "-o", str(tmp_path / "p.json"), *RUNS]) == 2
+    assert (
+        cli.main(["calibrate", "--from", "reference", "tag=h200 batch=8", "-o", str(tmp_path / "p.json"), *RUNS]) == 2
+    )
     assert "a fit needs at least 12" in capsys.readouterr().err
     assert not (tmp_path / "p.json").exists()
 
