@@ -183,7 +183,7 @@ class _Server:
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        if not self.waiting or len(self._running) + 1 >= self._machine.max_running:
+        if not self.waiting or not self._rows.available_size():
             return None
         request = self.waiting[0]
         prompt = request.origin_input_ids
