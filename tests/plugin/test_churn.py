@@ -1,4 +1,4 @@
-"""A full pool under traffic that comes and goes: prefixes stay contiguous, and every measure for it is needed."""
+"""A full pool under traffic that comes and goes: prefixes stay contiguous; without reclaim, bulk or halves they do not."""
 
 import pytest
 
