@@ -1,4 +1,4 @@
-"""A full pool under traffic that comes and goes: prefixes stay contiguous; without reclaim, bulk or halves they do not."""
+"""A full pool under traffic that comes and goes: prefixes stay contiguous, but not without reclaim, bulk or halves."""
 
 import pytest
 
