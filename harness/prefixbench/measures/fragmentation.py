@@ -220,7 +220,7 @@ class _Server:
                 self._running.append(request)
 
     def _decode(self) -> None:
-        while (slots := self._slots_for([(r, r.computed, r.computed + 1) for r in self._running])) is None:
+        while (slots := self._slots_for([(r, r.computed, r.computed + 1) for r in self._running], decode=True)) is None:
             self._retract(self._running.pop())
         rows = torch.tensor([request.req_pool_idx for request in self._running])
         lengths = torch.tensor([request.computed for request in self._running])
@@ -248,7 +248,7 @@ class _Server:
         self.waiting.appendleft(request)
         self.retracted += 1
 
-    def _slots_for(self, parts: list[tuple[_Request, int, int]]) -> Tensor | None:
+    def _slots_for(self, parts: list[tuple[_Request, int, int]], *, decode: bool = False) -> Tensor | None:
         """Slots for the tokens [have, want) of each request, one after the other."""
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -263,8 +263,11 @@ class _Server:
         if self._machine.page_size == 1:
             slots = self._allocator.alloc(tokens)
         else:
+            rows = torch.tensor([request.req_pool_idx for request, _, _ in parts])
             have, want = torch.tensor([p[1] for p in parts]), torch.tensor([p[2] for p in parts])
-            table = self._rows.req_to_token
-            last = torch.tensor([int(table[r.req_pool_idx, at - 1]) if at else -1 for r, at, _ in parts])
-            slots = self._allocator.alloc_extend(have, have, want, want, last, tokens)
+            last = torch.where(have > 0, self._rows.req_to_token[rows, have - 1], -1)
+            if decode:
+                slots = self._allocator.alloc_decode(want, want, last)
+            else:
+                slots = self._allocator.alloc_extend(have, have, want, want, last, tokens)
         return slots
