@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prefixonce import limits, workplan
 from prefixonce.dealing import Geometry, ceil_div
+from prefixonce.growth import MOST_STEPS
 from prefixonce.limits import HeadSpec
 from prefixonce.prefixwork import PrefixCut, PrefixSize, PrefixWork, cut_prefix, prefix_work
 from prefixonce.step import Choice, DecodeStep, Path, PrefixGroup
@@ -70,11 +71,13 @@ PORTABLE_OVERLAP = Overlap(run_block_us=2.5, slot_block_us=2.7)  # the plain Tri
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostPlan:
-    """A step as its kernels need it. `prefix` is the very object of the step before if the device has it already."""
+    """A step as its kernels need it. `prefix` is the very object of the step before if the device has it already.
+    With `can_grow` the plan has room for rows that grow, see `Growth`."""
 
     prefix: PrefixPlan
     suffix: SuffixPlan
     passes: Pass
+    can_grow: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,15 +122,18 @@ class HostPlanner:
         if shared is None or step.groups is not shared.groups or choice is not shared.choice:
             shared = self._shared = self._summarize(step, choice)
         lengths = step.lengths
+        can_grow = step.rows_id is not None and not self.geometry.split_tokens  # fixed cuts cannot move
         prefix = self._plan_prefix(lengths, shared)
         suffix = self._suffix = workplan.plan_suffix(
             lengths,
             prefix,
             self.suffix_capacity(padded_batch),
             split_tokens=self.geometry.split_tokens,
+            room_tokens=MOST_STEPS if can_grow else 0,
             before=self._suffix,
         )
-        return HostPlan(prefix, suffix, _passes(prefix, suffix, padded_batch))
+        can_grow &= len(suffix.copies) == len(lengths)  # a row without a chunk has nothing that could
+        return HostPlan(prefix, suffix, _passes(prefix, suffix, padded_batch), can_grow)
 
     def _summarize(self, step: DecodeStep, choice: Choice) -> _Shared:
         known = self._shared.cuts if self._shared else {}

@@ -113,3 +113,24 @@ def snapshot_kernel(table, table_rows, copies, indices, stride_table, COPY_WIDTH
     valid = offsets < tokens
     slots = tl.load(table + row * stride_table + first + offsets, valid)
     tl.store(indices + target + offsets, slots.to(tl.int32), valid)
+
+
+@triton.jit(do_not_specialize=["first_copy", "steps", "batch"])
+def grow_kernel(
+    table, table_rows, copies, indptr, items, indices, first_copy, steps, batch, stride_table,
+    COPY_WIDTH: tl.constexpr, ITEM_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Makes the last item of every row `steps` tokens longer than its copy was, and packs the newest one's slot.
+
+    Runs before a captured graph is replayed, once per step since the plan; slots of the steps between are there.
+    """
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = rows < batch
+    copy = copies + (first_copy + rows) * COPY_WIDTH
+    tokens = tl.load(copy + 2, valid, other=0) + steps
+    end = tl.load(copy + 3, valid, other=0) + tokens
+    position = tl.load(copy + 1, valid, other=0) + tokens - 1
+    item = items + (tl.load(indptr + rows + 1, valid, other=1) - 1) * ITEM_WIDTH
+    tl.store(item + 2, end - tl.load(item + 1, valid, other=0), valid)
+    line = table + tl.load(table_rows + rows, valid, other=0).to(tl.int64) * stride_table
+    tl.store(indices + end - 1, tl.load(line + position, valid, other=0).to(tl.int32), valid)

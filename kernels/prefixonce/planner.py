@@ -12,9 +12,10 @@ from torch import Tensor
 from prefixonce import limits
 from prefixonce.dealing import Geometry, IntArray
 from prefixonce.errors import LayoutError
+from prefixonce.growth import Growth
 from prefixonce.hostplan import PORTABLE_OVERLAP, HostPlanner, Overlap, Pass
 from prefixonce.limits import HeadSpec
-from prefixonce.paged import snapshot_kernel
+from prefixonce.paged import grow_kernel, snapshot_kernel
 from prefixonce.prefixwork import COPY_WIDTH, MAX_SEGMENTS
 from prefixonce.step import Choice, DecodeStep
 from prefixonce.workplan import PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, PrefixPlan
@@ -22,6 +23,7 @@ from prefixonce.workplan import PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH, PrefixPlan
 __all__ = ["Overlap", "Pass", "StepPlanner"]
 
 _SNAPSHOT_BLOCK = 1024
+_GROW_ROWS = 128  # of a thread block
 _COPY_GAP_WORDS = 8192  # an unused stretch of this length is not worth copying; a shorter one costs less than a copy
 
 
@@ -37,13 +39,14 @@ class _Words:
             self._slices[name] = slice(end, end + size)
             end += -(-size // 4) * 4
         self._device = torch.zeros(end, dtype=torch.int32, device=device)
+        self._sections = {name: self._device[where] for name, where in self._slices.items()}
         pinned = device.type == "cuda"
         self._staging = [torch.zeros(end, dtype=torch.int32, pin_memory=pinned) for _ in range(self._RING)]
         self._free = [torch.cuda.Event() for _ in range(self._RING)] if pinned else None  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._device[self._slices[name]]
+        return self._sections[name]
 
     def fill(self, sections: Mapping[str, IntArray], rest: Mapping[str, int]) -> None:
         """Copies every section; `rest` is the value after the end of a section that is shorter than its room."""
@@ -75,7 +78,8 @@ class StepPlanner:
 
     One planner serves all layers and all captured batch sizes up to `max_batch`: `update` before each step, outside
     the graph; `attend` in every layer. `max_tokens` bounds the slots packed per step (all suffixes, plus each prefix
-    that is read through slots). `split_tokens` fixes where keys are cut, see `Geometry`.
+    that is read through slots; where steps have a `rows_id`, `MOST_STEPS` more per row).
+    `split_tokens` fixes where keys are cut, see `Geometry`.
     """
 
     def __init__(
@@ -110,6 +114,8 @@ class StepPlanner:
         # Where both passes wait the prefix goes first: its blocks need a whole SM, those of the suffix fit around them.
         self.prefix_stream = torch.cuda.Stream(self.device, priority=-1) if is_cuda else None  # type: ignore[no-untyped-call]
         self._sent_prefix: PrefixPlan | None = None
+        self._growth = Growth()
+        self._first_copy = 0  # of the rows' own slots, behind those of the prefixes
         self._allocate(max_tokens)
 
     def suffix_capacity(self, batch: int) -> int:
@@ -133,6 +139,11 @@ class StepPlanner:
         recorded with these passes and `padded_batch` rows cannot serve. Groups on STOCK or PAGED are not shared.
         """
         padded = padded_batch or step.batch_size
+        steps = self._growth.steps(step, choice, padded)
+        if steps and (captured is None or not self.passes & ~captured):
+            self._grow(steps, step.batch_size, table, table_rows)
+            return self.passes
+        self._growth.end()
         self._check(step, padded)
         plan = self.host.plan(step, choice, padded)
         prefix, suffix = plan.prefix, plan.suffix
@@ -153,7 +164,18 @@ class StepPlanner:
                 COPY_WIDTH=COPY_WIDTH, BLOCK=_SNAPSHOT_BLOCK,
             )  # fmt: skip
         self.passes = plan.passes
+        self._first_copy = len(prefix.copies)
+        if plan.can_grow:
+            self._growth.begin(step, choice, padded)
         return plan.passes
+
+    def _grow(self, steps: int, batch: int, table: Tensor, table_rows: Tensor) -> None:
+        words = self.suffix_words
+        grow_kernel[(-(-batch // _GROW_ROWS),)](
+            table, table_rows, words["copies"], words["indptr"], words["items"], self.indices,
+            self._first_copy, steps, batch, table.stride(0),
+            COPY_WIDTH=COPY_WIDTH, ITEM_WIDTH=SUFFIX_ITEM_WIDTH, BLOCK=_GROW_ROWS,
+        )  # fmt: skip
 
     def _send(self, prefix: PrefixPlan) -> None:
         if prefix.partial_rows > self.suffix_base:

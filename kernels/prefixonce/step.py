@@ -95,7 +95,8 @@ class DecodeStep:
     """One decode step of one rank, as the host knows it before planning.
 
     `seq_lens` has one entry per real row (padding rows of a CUDA graph are not rows) and counts the new token.
-    No row is in two groups. Head counts are per rank (after tensor parallelism).
+    No row is in two groups. Head counts are per rank (after tensor parallelism). `rows_id` is the object of an earlier
+    step only if the same requests are its rows, in the same order, and their tokens lie where they lay; None: unknown.
     """
 
     seq_lens: Sequence[int] | npt.NDArray[np.int64]
@@ -103,6 +104,7 @@ class DecodeStep:
     num_kv_heads: int
     head_dim: int
     groups: tuple[PrefixGroup, ...] = ()
+    rows_id: object = None
 
     @property
     def batch_size(self) -> int:

@@ -301,11 +301,13 @@ def plan_suffix(
     *,
     granularity: int = 64,
     split_tokens: int = 0,
+    room_tokens: int = 0,
     before: SuffixPlan | None = None,
 ) -> SuffixPlan:
     """Cuts what every row reads alone into at most `capacity` chunks of one length, a multiple of `granularity`.
 
-    `before` is the plan of the step before; it saves work and changes no result.
+    Behind the slots of every row `room_tokens` more are left free. `before` is the plan of the step before; it saves
+    work and changes no result.
     """
     own = np.asarray(seq_lens, np.int64) - prefix.row_prefix
     if own.min(initial=0) < 0:
@@ -315,8 +317,8 @@ def plan_suffix(
     shape = _SuffixShape.of(prefix.row_prefix, chunks, chunk, before.shape if before else None)
     if len(shape.items) > capacity:
         raise LayoutError(f"{len(shape.items)} suffix chunks, room for {capacity}; raise max_batch or split_tokens")
-    ends = np.cumsum(own) + prefix.packed_tokens
-    starts = ends - own
+    ends = np.cumsum(own + room_tokens) + prefix.packed_tokens
+    starts = ends - (own + room_tokens)
     items = shape.items.copy()
     items[:, 1] = starts.take(shape.item_row) + shape.item_first
     items[:, 2] = np.minimum(chunk, own.take(shape.item_row) - shape.item_first)

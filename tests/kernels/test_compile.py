@@ -14,7 +14,8 @@ from triton.runtime import driver
 from prefixonce.cascade import prefix_kernel
 from prefixonce.limits import HEAD_DIMS
 from prefixonce.merge import merge_step_kernel
-from prefixonce.paged import paged_kernel
+from prefixonce.paged import grow_kernel, paged_kernel, snapshot_kernel
+from prefixonce.prefixwork import COPY_WIDTH
 from prefixonce.workplan import PREFIX_ITEM_WIDTH, SUFFIX_ITEM_WIDTH
 
 
@@ -97,6 +98,23 @@ def test_merge(target):
         num_warps=4, launch_pdl=early, grid=(1,),
     )  # fmt: skip
     assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == early
+
+
+@pytest.mark.parametrize("target", [80, 90], indirect=True)
+def test_planning_kernels(target):
+    slots = torch.zeros(64, dtype=torch.int64)
+    packed = snapshot_kernel.warmup(WORDS, slots, WORDS, WORDS, 131072, COPY_WIDTH=COPY_WIDTH, BLOCK=1024, grid=(1,))
+    assert packed.asm["cubin"]
+    compiled = {
+        id(
+            grow_kernel.warmup(
+                WORDS, slots, WORDS, WORDS, WORDS, WORDS, first_copy, steps, batch, 131072,
+                COPY_WIDTH=COPY_WIDTH, ITEM_WIDTH=SUFFIX_ITEM_WIDTH, BLOCK=128, grid=(1,),
+            ).asm["cubin"]
+        )
+        for first_copy, steps, batch in ((0, 1, 1), (1, 16, 512), (3, 7, 33))
+    }  # fmt: skip
+    assert len(compiled) == 1, "no step waits for a compiler because its numbers are others"
 
 
 @pytest.mark.parametrize("target", [90], indirect=True)

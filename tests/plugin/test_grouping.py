@@ -76,7 +76,9 @@ def test_what_is_kept_from_step_to_step_changes_no_group(data):
         for request in data.draw(st.lists(st.sampled_from(sorted(chains)), max_size=3)):
             chains[request] = data.draw(st.sampled_from(sorted(chains.values(), key=len)))
             rows.forget(request)
+        was_known, before = not rows._stale and rows._rows == fresh, rows.rows_id
         kept = rows.groups_of(fresh)
+        assert (rows.rows_id is before) == was_known
         assert kept == group_rows([chains[request] for request in fresh])
         assert rows.groups_of(list(fresh)) is kept
 
@@ -104,6 +106,25 @@ def test_many_rows_that_keep_their_order_group_like_a_fresh_start(seed):
         for request in draw.sample(batch, draw.choice([0, 2])):
             cache(request)
             rows.forget(request)
+
+
+def test_the_batch_is_another_one_as_soon_as_a_row_is():
+    """Groups need not show it: who came may share just what another who left did."""
+    prefix = link(1, 0, 301)
+    rows = RunningRows(lambda request: (prefix, link(10 + request, 301, 303)))
+    groups = rows.groups_of([0, 1, 2])
+    first = rows.rows_id
+    assert rows.groups_of([0, 1, 2]) is groups
+    assert rows.rows_id is first
+    assert rows.groups_of([0, 1, 3]) is groups
+    second = rows.rows_id
+    assert second is not first
+    rows.groups_of([0, 3, 1])
+    third = rows.rows_id
+    assert third is not second
+    rows.forget(3)  # cached again: its tokens may lie elsewhere
+    rows.groups_of([0, 3, 1])
+    assert rows.rows_id is not third
 
 
 def test_only_what_changed_is_read_again():

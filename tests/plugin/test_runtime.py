@@ -90,8 +90,11 @@ def test_what_did_not_change_is_not_decided_again(runtime):
     assert second.step.groups is first.step.groups
     assert second.choice is first.choice
     assert second.sharing is first.sharing
+    assert second.step.rows_id is first.step.rows_id is not None
     runtime.plan([PAIR[0], "alone"], lens(115, 116))
-    assert runtime.take(lens(115, 116), fits).step.groups == ()
+    third = runtime.take(lens(115, 116), fits).step
+    assert third.groups == ()
+    assert third.rows_id is not first.step.rows_id
 
 
 @pytest.mark.parametrize("mode", [Mode.STOCK, Mode.PAGED])

@@ -19,6 +19,7 @@ from prefixbench.record import DispatchMeasurement
 from prefixonce.cost import Profile
 from prefixonce.dealing import Geometry
 from prefixonce.dispatch import Dispatcher, Limits
+from prefixonce.growth import Growth
 from prefixonce.hostplan import HostPlanner, Overlap
 from prefixonce.limits import HeadSpec
 from prefixonce.plugin.grouping import Chain, Link, RunningRows
@@ -132,7 +133,14 @@ def _host_planner(case: DispatchCase) -> PlanStep:
     gqa_group, processors = case.q_heads // case.kv_heads, int(str(case.settings["processors"]))
     geometry = Geometry(case.kv_heads, gqa_group, processors, max(_TILE_ROWS, gqa_group))
     host = HostPlanner(spec, geometry, Overlap(), max_tokens=0)
-    return lambda planned: host.plan(planned.step, planned.choice, planned.step.batch_size)
+    growth = Growth()
+
+    def plan(planned: PlannedStep) -> None:
+        asked = planned.step, planned.choice, planned.step.batch_size
+        if not growth.steps(*asked) and host.plan(*asked).can_grow:
+            growth.begin(*asked)
+
+    return plan
 
 
 def _device_planner(case: DispatchCase, steps: int) -> PlanStep:

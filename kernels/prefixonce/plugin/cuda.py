@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from prefixonce.attend import Pass, StepPlanner, attend
+from prefixonce.growth import MOST_STEPS
 from prefixonce.limits import HeadSpec
 from prefixonce.plugin.runtime import ModelShape
 from prefixonce.step import Choice, DecodeStep, Path, Sharing
@@ -40,7 +41,8 @@ class CudaKernels:
         spec = HeadSpec(shape.num_q_heads, shape.num_kv_heads, shape.head_dim, name, name)
         # Rows outside every shared group list their whole context, shared tokens once per row.
         self._max_tokens = 4 * pool_slots
-        self._planner = StepPlanner(spec, max_batch=max_batch, max_tokens=self._max_tokens, device=device)
+        room_tokens = max_batch * MOST_STEPS
+        self._planner = StepPlanner(spec, max_batch=max_batch, max_tokens=self._max_tokens + room_tokens, device=device)
 
     def fits(self, step: DecodeStep, sharing: Sharing) -> bool:
         """False if the step's slot lists outgrow the static buffers; the stock backend then serves it."""

@@ -48,6 +48,8 @@ class RunningRows(Generic[Request]):
 
     def clear(self) -> None:
         """Nothing that was read holds any more."""
+        # Another object as soon as rows, their order or their chains change.
+        self.rows_id: object = object()
         self._rows: list[Request] = []
         self._chains: dict[Request, Chain] = {}
         self._users: dict[int, dict[Request, None]] = {}  # of every node: who passes through it
@@ -90,6 +92,7 @@ class RunningRows(Generic[Request]):
 
     def _exchange(self, rows: list[Request]) -> None:
         """Forgets who left, reads the chains of who came, finds the way of everyone whom that concerns."""
+        self.rows_id = object()
         gone = _rows_gone(self._rows, rows)
         kept = len(self._rows) - len(gone)
         came = rows[kept:]
