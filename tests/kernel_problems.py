@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,16 @@ class Problem:
         planner = self.planner(**options)
         self.update(planner, mode, padded_batch=len(self.q))
         return self.run(planner)
+
+    def before(self, steps: int, rows_id: object = None) -> Problem:
+        """The same batch `steps` steps earlier; the table names slot 0, which holds NaN, behind every row's end."""
+        lengths = [length - steps for length in self.step.seq_lens]
+        slots = [own[:length] for own, length in zip(self.slots, lengths, strict=True)]
+        table = torch.zeros_like(self.table)
+        for row, own in enumerate(slots):
+            table[self.table_rows[row], : len(own)] = own.int()
+        step = replace(self.step, seq_lens=np.array(lengths), rows_id=rows_id)
+        return replace(self, table=table, step=step, slots=slots, _answer=None)
 
     @property
     def answer(self) -> reference.Partial:

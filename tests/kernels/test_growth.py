@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from kernel_problems import Group, Problem, Shape, bound, build
+from prefixonce.attend import attend
 from prefixonce.dispatch import Limits, choose
 from prefixonce.errors import LayoutError
 from prefixonce.growth import MOST_STEPS
@@ -23,13 +23,11 @@ GROUPS = (Group((0, 2, 3), ((140, True), (9, False))),)
 class Growing:
     """Steps of one batch, from lengths that are `steps` tokens short of the built problem's."""
 
-    def __init__(
-        self, device: str, mode: Mode, steps: int, suffixes=SUFFIXES, groups=GROUPS, **planner_options
-    ) -> None:
+    def __init__(self, device: str, mode: Mode, steps: int, suffixes=SUFFIXES, heads=(8, 2, 64), **options) -> None:
         longest = tuple(tokens + steps for tokens in suffixes)
-        self.full = build(Shape(8, 2, 64, longest, GROUPS, padding_rows=2), device)
-        self.start = np.array(self.full.step.seq_lens) - steps
-        self.planner = self.full.planner(max_tokens=10_000, **planner_options)
+        self.full = build(Shape(*heads, longest, GROUPS, padding_rows=2), device)
+        self.steps = steps
+        self.planner = self.full.planner(max_tokens=10_000, **options)
         self.choice = choose(self.full.step, mode, Limits(dense_m_eff=0, min_rows=1))
         self.rows_id: object = object()
         self.plans = 0
@@ -42,14 +40,7 @@ class Growing:
         self.planner.host.plan = counted
 
     def step(self, grown: int) -> Problem:
-        """Every position behind the last token names slot 0, which holds NaN."""
-        lengths = self.start + grown
-        table = torch.zeros_like(self.full.table)
-        slots = [slots[:length] for slots, length in zip(self.full.slots, lengths.tolist(), strict=True)]
-        for row, own in enumerate(slots):
-            table[self.full.table_rows[row], : len(own)] = own.int()
-        step = dataclasses.replace(self.full.step, seq_lens=lengths, rows_id=self.rows_id)
-        return dataclasses.replace(self.full, table=table, step=step, slots=slots, _answer=None)
+        return self.full.before(self.steps - grown, self.rows_id)
 
     def check(self, problem: Problem, padded_batch: int | None = None) -> None:
         padded = padded_batch or len(problem.q)
@@ -91,6 +82,31 @@ def test_grown_chunks_give_the_bits_of_the_step_planned_afresh(device, mode):
             results.append(problem.run(each.planner))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert (growing.plans, fresh.plans) == (1, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_graph_replays_steps_that_grow(mode):
+    growing = Growing("cuda", mode, MOST_STEPS + 8, heads=(32, 8, 128))
+    out = torch.full_like(growing.full.q, torch.nan)
+
+    def run():
+        attend(growing.planner, growing.full.q, growing.full.k, growing.full.v, out, scale=growing.full.scale)
+
+    growing.plan_only(growing.step(0))
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for grown in range(1, growing.steps + 1):
+        problem = growing.step(grown)
+        growing.plan_only(problem)
+        out.fill_(torch.nan)
+        graph.replay()
+        error = (out[: problem.step.batch_size].double() - problem.answer.out).abs().max().item()
+        assert error <= bound(problem), grown
+    assert growing.plans == 2
 
 
 @pytest.mark.parametrize("what", ["rows", "unknown rows", "groups", "choice", "padding", "a jump", "no growth"])
