@@ -3,6 +3,7 @@
 import pytest
 
 from plugin.agreement import agreement, noise_of, prompt, request, run
+from prefixbench.engines.checkpoint import write_tiny
 from prefixonce.step import Mode
 
 pytestmark = pytest.mark.engine
@@ -27,6 +28,16 @@ def arriving():
     ids=["page1-no-overlap", "page16-overlap", "mixed-chunk", "two-ranks"],
 )
 def test_full_agrees_with_stock(start, arriving, options):
+    check_full(start, arriving, options)
+
+
+def test_four_ranks_with_the_heads_of_a_32b_model(start, arriving, tmp_path):
+    """Two KV heads and ten query heads per rank; every rank must take the same path in every step."""
+    model = write_tiny(tmp_path / "model", seed=0, vocab=4096, heads=40, kv_heads=8, hidden=320)
+    check_full(start, arriving, {"page_size": 1, "tp_size": 4, "model_path": str(model)})
+
+
+def check_full(start, arriving, options):
     requests, base = arriving
     engine = start(**options, chunked_prefill_size=128, env={"PREFIXONCE_DENSE_M_EFF": "16"})
     try:
