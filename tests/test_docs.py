@@ -23,7 +23,7 @@ from prefixbench.config import kernels as kernels_config
 from prefixbench.config.cases import sweep_cases
 from prefixbench.config.overrides import prepare
 from prefixbench.config.run import register_schema
-from prefixbench.verbs import again, fragmentation
+from prefixbench.verbs import again, fragmentation, watching
 from prefixbench.verbs import calibrate as calibrate_cli
 from prefixonce.plugin.settings import _READERS as VARIABLES
 
@@ -134,6 +134,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "again": lambda words: again.parser().parse_args(words),
     "fragmentation": lambda words: fragmentation._parser().parse_args(words),
     "gate": gate_of,
+    "watching": lambda words: watching._parser().parse_args(words),  # the dear run before it is not made here
     "calibrate": calibrate_of,
     "reproduce": executed("reproduce", "--plan-only"),
     "outside": executed("outside", "--plan-only"),

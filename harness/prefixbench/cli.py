@@ -26,6 +26,7 @@ _VERBS = {
     "compare": ("prefixbench.verbs.records:compare", "compare two selections of records"),
     "export": ("prefixbench.verbs.records:export", "write records as a table"),
     "scorecard": ("prefixbench.verbs.scorecard:main", "judge the claims from records"),
+    "watching": ("prefixbench.verbs.watching:main", "say what telemetry cost in tokens per second"),
     "gate": ("prefixbench.verbs.gate:main", "judge whether a change made something slower"),
     "predict": ("prefixbench.verbs.predict:main", "predict a speed-up from measured shares"),
     "kernels": ("prefixbench.verbs.kernels:main", "time kernels beside their peers"),

@@ -47,6 +47,8 @@ def _case(
     config: RunConfig, path: str, plugin: bool, prefix: int, suffix: int, output: int, concurrency: int
 ) -> ServingCase:
     measure = config.measure
+    # Only where it is not the usual, so that the cases of earlier records keep their hashes.
+    watch = {} if measure.watch == "always" else {"measure.watch": measure.watch}
     return ServingCase(
         model=config.model.name,
         path=path,
@@ -68,6 +70,7 @@ def _case(
             "measure.warmup_scope": measure.warmup_scope,
             "measure.warmup_output_len": measure.warmup_output_len,
             "measure.stream_interval": measure.stream_interval,
+            **watch,
         },
         model_settings=model_settings(config),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from prefixbench.config.run import AXES, PATHS, RunConfig, parts
+from prefixbench.config.run import AXES, PATHS, WATCH_CYCLE, RunConfig, parts
 from prefixbench.errors import UsageError
 from prefixbench.hints import unknown
 from prefixbench.selection import RESERVED
@@ -48,6 +48,7 @@ _SERVER_ABOVE_ZERO = (
 _CHOICES = {
     "measure.name": ("decode",),
     "measure.warmup_scope": ("cell", "launch"),
+    "measure.watch": ("always", "half"),
 }
 _AT_LEAST_ONE = (
     "launches",
@@ -181,6 +182,11 @@ def _check_values(config: RunConfig) -> None:
     for key in ("launches", "measure.blocks", "measure.warmup_blocks"):
         if _get(config, key) > _MOST_REPETITIONS:
             raise UsageError(f"{key}={_get(config, key)}: at most {_MOST_REPETITIONS} are allowed")
+    if config.measure.watch == "half" and config.measure.blocks % WATCH_CYCLE:
+        raise UsageError(
+            f"measure.blocks={config.measure.blocks}: measure.watch=half needs a multiple of {WATCH_CYCLE}, so that a "
+            "machine that slows down favours neither the watched blocks nor the others"
+        )
     check_seed(config.seed)
     if config.measure.telemetry_interval_s < SHORTEST_INTERVAL_S:
         interval_s = config.measure.telemetry_interval_s

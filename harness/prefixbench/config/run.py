@@ -11,6 +11,8 @@ from omegaconf import MISSING
 PATHS = ("stock", "paged", "cascade", "dense", "full", "auto")
 AXES = ("prefix_len", "suffix_len", "output_len", "concurrency")
 """What one server can measure side by side, besides the path."""
+WATCH_CYCLE = 4
+"""Blocks after which the order of those with telemetry and those without repeats, where measure.watch is half."""
 
 
 @dataclass
@@ -79,6 +81,7 @@ class MeasureConfig:
     warmup_output_len: int = MISSING
     stream_interval: int = MISSING
     telemetry_interval_s: float = MISSING
+    watch: str = "always"
 
 
 @dataclass

@@ -157,7 +157,10 @@ class _Launched:
                 warm_up(server, state.task, self._config.measure.warmup_output_len)
                 state.warmup_blocks += 1
             self._warmed.add(warmed)
-        state.blocks.append(measure_block(server, state.task, self._position))
+        watched = self._config.measure.watch == "always" or sweep.has_telemetry(
+            len(state.blocks), self._running[case.plugin].launch.index
+        )
+        state.blocks.append(measure_block(server, state.task, self._position, watched=watched))
         state.placement = server.placement()
         state.seconds += time.perf_counter() - start_s
         self._position += 1

@@ -76,3 +76,9 @@ def turns(cell: Sequence[ServingCase], launch_index: int, blocks: int) -> tuple[
         order = [*cell[start:], *cell[:start]]
         rounds.append(tuple(order[::-1] if (step // len(cell)) % 2 else order))
     return tuple(rounds)
+
+
+def has_telemetry(block: int, launch_index: int) -> bool:
+    """Which blocks of a case are watched where half of them are: yes no no yes, the next launch no yes yes no. Of every
+    two neighbours one is watched, and over `WATCH_CYCLE` blocks a steady drift falls on both kinds alike."""
+    return (block % 2 + block // 2 + launch_index) % 2 == 0

@@ -28,6 +28,8 @@ THROTTLE_BITS = {
 """NVML's clock-event bits that make a timing invalid. Idle, fixed application clocks and display clocks do not."""
 
 POWER_CAP = "power cap"
+NOT_WATCHED = "not-watched"
+"""The flag of a block that had no telemetry because that was asked for; nothing is known of its clocks."""
 UNTRUSTWORTHY = ("throttled", "clock fell", "no valid samples")
 """How the flags begin that make a timing invalid."""
 

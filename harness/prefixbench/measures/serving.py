@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import mean
 from typing import TypeVar
 
 from prefixbench.engines.base import Server
-from prefixbench.machine.clocks import clock_flags
+from prefixbench.machine.clocks import NOT_WATCHED, clock_flags
 from prefixbench.measures.base import Task
 from prefixbench.record import Block, RequestSample, StepCounters, Telemetry
 from prefixbench.workloads import PromptSpec
@@ -30,18 +31,23 @@ def warm_up(server: Server, task: Task, output_tokens: int) -> None:
     server.send(requests, task.how)
 
 
-def measure_block(server: Server, task: Task, position: int) -> Block:
-    """Sends the block once, from a cache that was emptied and primed; `flags` say what was not as it should be."""
+def measure_block(server: Server, task: Task, position: int, *, watched: bool = True) -> Block:
+    """Sends the block once, from a cache that was emptied and primed; `flags` say what was not as it should be.
+
+    Without `watched` nothing samples meanwhile: no thread, no question to any device.
+    """
     flags = [] if _prepare(server, task) else ["warmup-overlap"]
     before = server.counters()
-    with task.watch() as sampler:
+    sampler = task.watch() if watched else None
+    with sampler or nullcontext():
         started_at_unix_s, start_s = time.time(), time.perf_counter()
         samples = server.send(task.workload.requests, task.how)
         wall_s = time.perf_counter() - start_s
     after = server.counters()
     counters = None if before is None or after is None else subtract(after, before)
     flags += block_flags(task, samples, counters)
-    telemetry = sampler.telemetry()
+    telemetry = sampler.telemetry() if sampler else ()
+    flags += [] if watched else [NOT_WATCHED]
     flags += [*clock_flags(telemetry), *load_flags(telemetry)]
     return Block(
         position=position,

@@ -81,6 +81,8 @@ def _job(options: argparse.Namespace, console: Console) -> outside.Job:
     config_checks.check_destination(config.runs, config.tag)
     if not config.engine.tokenizer:
         raise UsageError("engine.tokenizer=false: SGLang's client reads text; use engine.tokenizer=true")
+    if config.measure.watch != "always":
+        raise UsageError(f"measure.watch={config.measure.watch}: here every block is watched; use `prefixbench run`")
     return outside.Job(
         config=config,
         data_set=options.data_set,

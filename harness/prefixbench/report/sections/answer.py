@@ -7,7 +7,7 @@ from collections import Counter
 from prefixbench.analysis.frame import Point
 from prefixbench.analysis.numerics import is_control
 from prefixbench.case import ServingCase
-from prefixbench.machine.clocks import POWER_CAP
+from prefixbench.machine.clocks import NOT_WATCHED, POWER_CAP
 from prefixbench.record import Record
 from prefixbench.report import cells
 from prefixbench.report.material import BATCH_TOLERANCE, PLAIN, Material, arm_rank, devices, path_of
@@ -17,6 +17,8 @@ from prefixbench.report.view import Cell, Headline, Section, Tile
 from prefixbench.report.words import LABEL_MEANING, count, listing, percent, ratio, span
 
 _MOST_WARNINGS = 8
+# The work's own doing, and what was asked for: both are said beside the figures.
+_NO_WARNING = (POWER_CAP, NOT_WATCHED)
 
 
 def headline(material: Material) -> Headline:
@@ -125,7 +127,7 @@ def _flags(material: Material) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for flags in rows["flags"]:
         for flag in flags:
-            if not flag.startswith(POWER_CAP):  # the work's own doing: a note stands beside the figures
+            if not flag.startswith(_NO_WARNING):
                 kinds.setdefault(flag.partition(":")[0], []).append(flag)
     said = [f"{count(len(own), 'block')} of {len(rows)}: {_example(own)}." for own in kinds.values()]
     if len(left_out):

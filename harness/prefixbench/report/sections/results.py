@@ -9,6 +9,7 @@ from prefixbench.analysis.stats import Interval
 from prefixbench.report import cells, figures
 from prefixbench.report.material import WITH_PLUGIN, Family, Material, path_of
 from prefixbench.report.sections.clocks import clock_blocks
+from prefixbench.report.sections.watching import watching_blocks
 from prefixbench.report.view import Block, Cell, Chart, Note, Section, Switch, Table
 from prefixbench.report.words import number, ratio, span
 
@@ -25,6 +26,7 @@ def results_section(material: Material) -> Section:
         *_switched("speedup", "Requests", [(f.label, _speedups(material, f, i)) for i, f in enumerate(families)]),
         *_switched("tpot", "Requests", [(f.label, _tpot(material, f, i)) for i, f in enumerate(families)]),
         *clock_blocks(material),
+        *watching_blocks(material.evidence.records),
     ]
     return Section("results", _TITLE, _QUESTION, _finding(material), tuple(blocks))
 
