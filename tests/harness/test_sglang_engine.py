@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from prefixbench.config import checks as config_checks
 from prefixbench.config import config_dir
+from prefixbench.config.cases import engine_settings
 from prefixbench.config.run import RunConfig, register_schema
-from prefixbench.engines import checkpoints, plugin_state
-from prefixbench.engines.base import ServerFailedError
+from prefixbench.engines import checkpoints, client, plugin_state
+from prefixbench.engines.base import SendPlan, ServerFailedError
 from prefixbench.engines.process import fatal_line
-from prefixbench.engines.sglang import server_command, server_environment
+from prefixbench.engines.sglang import SglangServer, server_command, server_environment
 from prefixbench.errors import UsageError
 from prefixbench.record import PoolRun, RadixEvent, StepCounters
 
@@ -191,3 +195,54 @@ def test_real_weights_must_have_the_shape_that_was_named(config: Callable[..., R
         checkpoints.prepare(model)
     (tmp_path / "config.json").write_text(json.dumps({**shape, "num_key_value_heads": 8, "vocab_size": 128256}))
     assert checkpoints.prepare(model) == tmp_path
+
+
+class _Process:
+    stopped = False
+
+    def wait_until(self, _is_ready: object, _timeout_s: float) -> None: ...
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize(("asked", "status"), [("true", 200), ("false", 200), ("true", 404)])
+def test_the_collector_leaves_a_ready_server_alone(
+    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, asked: str, status: int
+) -> None:
+    """With and without the plugin: a full collection of what SGLang imports holds a server up for half a second."""
+    process, calls = _Process(), []
+    engine = config(f"engine.freeze_gc={asked}").engine
+    server = SglangServer(process, ("python",), "http://127.0.0.1:1", Path("m"), False, engine)  # type: ignore[arg-type]
+    monkeypatch.setattr(server, "_check_plugin", lambda: None)
+    monkeypatch.setattr(server, "_call", lambda *call: calls.append(call) or SimpleNamespace(status_code=status))
+    if status == 200:
+        server.ready()
+        assert calls == ([("POST", "/freeze_gc")] if asked == "true" else [])
+    else:
+        with pytest.raises(ServerFailedError, match=r"HTTP 404; engine\.freeze_gc=false"):
+            server.ready()
+        assert process.stopped
+
+
+def test_a_frozen_server_is_another_case(config: Callable[..., RunConfig]) -> None:
+    """Records from before are not compared with it unseen, and keep their hashes."""
+    frozen, as_before = (engine_settings(config(f"engine.freeze_gc={asked}"), True) for asked in ("true", "false"))
+    assert frozen == as_before | {"freeze_gc": True}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_client_collects_nothing_while_it_reads(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    seen = []
+
+    async def run(_block: object) -> tuple[()]:
+        seen.append(gc.isenabled())
+        if fails:
+            raise client.StalledError("nothing came")
+        return ()
+
+    monkeypatch.setattr(client._Block, "run", run)
+    with pytest.raises(client.StalledError) if fails else contextlib.nullcontext():
+        client.send_block("http://127.0.0.1:1", (), SendPlan(None, 8), 1.0)
+    assert seen == [False]
+    assert gc.isenabled()

@@ -93,6 +93,8 @@ def engine_settings(config: RunConfig, plugin: bool) -> Settings:
         settings["tokenizer"] = True
     if engine.side_by_side:
         settings["side_by_side"] = True
+    if engine.freeze_gc:
+        settings["freeze_gc"] = True
     if plugin:
         settings |= {
             "dense_m_eff": engine.dense_m_eff,

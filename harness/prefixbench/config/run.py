@@ -56,6 +56,7 @@ class EngineConfig:
     timers: bool = MISSING
     tokenizer: bool = False
     side_by_side: bool = False
+    freeze_gc: bool = False
     start_timeout_s: float = MISSING
     stall_timeout_s: float = MISSING
     extra_args: list[str] = field(default_factory=list)

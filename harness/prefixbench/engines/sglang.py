@@ -107,6 +107,7 @@ class SglangServer:
         self._plugin = plugin
         self._stall_s = engine.stall_timeout_s
         self._start_timeout_s = engine.start_timeout_s
+        self._freeze_gc = engine.freeze_gc
         self._began_s = time.perf_counter()
         self._http = requests.Session()
         self._http.trust_env = False  # a proxy of this machine's environment does not lead to this machine's server
@@ -116,6 +117,8 @@ class SglangServer:
             self._process.wait_until(self._is_healthy, self._start_timeout_s)
             self.startup_s = time.perf_counter() - self._began_s
             self._check_plugin()
+            if self._freeze_gc:
+                self._keep_collector_off_what_is_there()
         except BaseException:
             self.stop()
             raise
@@ -126,6 +129,13 @@ class SglangServer:
             raise ServerFailedError(
                 f"the server {'does not report' if self._plugin else 'reports'} the plugin prefixonce, "
                 f"which this launch {'needs' if self._plugin else 'must not have'}; its log says why"
+            )
+
+    def _keep_collector_off_what_is_there(self) -> None:
+        answer = self._call("POST", "/freeze_gc")
+        if answer.status_code != 200:
+            raise ServerFailedError(
+                f"/freeze_gc answered HTTP {answer.status_code}; engine.freeze_gc=false leaves it out"
             )
 
     def set_path(self, path: str) -> None:
