@@ -5,8 +5,8 @@ import pytest
 pytestmark = pytest.mark.engine
 
 
-def contiguous_share():
-    """Of the shared prefix tokens, in the last of 90 simulated seconds; the pool is full after twenty."""
+def churn():
+    """90 simulated seconds; the pool is full after twenty."""
     from prefixbench.measures.fragmentation import Machine, simulate
     from prefixbench.measures.traffic import Traffic
 
@@ -22,11 +22,14 @@ def contiguous_share():
     machine = Machine(pool_tokens=49152, max_running=32, longest_request_tokens=9000, chunk_tokens=2048)
     found = simulate(traffic, machine, seconds=90, sample_s=1.0, seed=1)
     assert min(sample.free_tokens for sample in found.samples) < 0.05 * machine.pool_tokens
-    return found.contiguous_share(from_s=30)
+    return found
 
 
-def test_prefixes_stay_contiguous_in_a_full_pool():
-    assert contiguous_share() >= 0.95
+def test_prefixes_stay_contiguous_in_a_full_pool_where_they_were_written():
+    found = churn()
+    assert found.contiguous_share(from_s=30) >= 0.95
+    kept, moved = (found.nodes_placed[f"contiguous: {why}"] for why in ("already contiguous", "moved into a run"))
+    assert moved < 0.15 * (kept + moved)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +43,4 @@ def test_prefixes_stay_contiguous_in_a_full_pool():
 )
 def test_without_one_of_the_measures_they_do_not(monkeypatch, target, replacement):
     monkeypatch.setattr(target, replacement)
-    assert contiguous_share() < 0.95
+    assert churn().contiguous_share(from_s=30) < 0.95

@@ -129,6 +129,8 @@ def test_the_state_is_json_and_the_picture_covers_the_pool(engine):
     for picture in (placement["pool_before"], placement["pool_after"]):
         assert sum(length for _, length, *_ in picture) == placement["pool_slots"]
         assert {kind for _, _, kind, *_ in picture} >= {"free", "prefix-run"}
+        highest = max(start for start, _, kind, *_ in picture if kind == "prefix-run")
+        assert highest < placement["pool_slots"] / 2, "a prefill takes no run, but slots that are loose"
     assert state["sglang_version"] == "0.5.16"
     assert state["rank"] == 0
 

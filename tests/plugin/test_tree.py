@@ -73,9 +73,13 @@ class Server:
         self.running = []
 
     def scatter(self):
-        """Half of the pool is free, but no two pages that are handed out together are neighbours."""
+        """Half of the pool is in the flat list, where no two pages that are handed out together are neighbours."""
         pages = torch.from_numpy(self.keeper._index.drain(POOL_TOKENS // self.page_size // 2))
         self.allocator.free_pages = torch.cat((self.allocator.free_pages, pages.flip(0)))
+
+    def find_no_runs_for_prefills(self):
+        """As if the runs of the index had come free only since."""
+        self.keeper._lay_out = lambda _requests: None
 
     def admit(self, prompt, *, finishes_at_once=False, chunk=None):
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -93,7 +97,9 @@ class Server:
         self.rows.write((request.req_pool_idx, slice(0, have)), match.device_indices.to(torch.int32))
         for request.filled in (*range(have + chunk, len(prompt), chunk), None) if chunk else (None,):
             want = len(request.get_fill_ids())
-            self.tree.new_slots.launched([request], [have], [want - have], self._append(request, have, want))
+            with self.keeper.prefill([want - have]):
+                slots = self._append(request, have, want)
+            self.tree.new_slots.launched([request], [have], [want - have], slots)
             if request.filled is not None:
                 self.tree.cache_unfinished_req(request, chunked=True)
                 have = want
@@ -210,11 +216,14 @@ actions = st.one_of(
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("in_runs", [True, False], ids=["written into runs", "moved into runs"])
 @settings(max_examples=40, deadline=None)
-@given(st.lists(actions, min_size=1, max_size=25))
-def test_no_schedule_mixes_up_slots(page_size, schedule):
+@given(schedule=st.lists(actions, min_size=1, max_size=25))
+def test_no_schedule_mixes_up_slots(page_size, in_runs, schedule):
     server = Server(page_size)
     server.scatter()
+    if not in_runs:
+        server.find_no_runs_for_prefills()
     for action, argument, how in schedule:
         if action == "admit":
             server.admit(argument, finishes_at_once=how[0], chunk=how[1])
@@ -230,10 +239,22 @@ def test_no_schedule_mixes_up_slots(page_size, schedule):
     server.check()
 
 
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, None), (1, 24), (16, None), (16, 32)])
+def test_a_prompt_is_written_into_a_run_and_stays_there(page_size, chunk):
+    server = Server(page_size)
+    server.scatter()
+    request = server.admit([3] * 64, chunk=chunk)
+    server.check()
+    chain = server.tree.chain_of(request)
+    assert server.placement.nodes == {("contiguous", "already contiguous"): len(chain)}
+    assert all(isinstance(link.piece, Segment) for link in chain)
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_scattered_prompt_moves_into_a_run_and_keeps_its_content(page_size):
     server = Server(page_size)
     server.scatter()
+    server.find_no_runs_for_prefills()
     request = server.admit([3] * 48)
     server.check()
     assert server.placement.nodes["contiguous", "moved into a run"] == 1
@@ -246,6 +267,7 @@ def test_the_output_of_a_finished_request_is_not_copied_into_a_run(page_size):
     """Its first page may hold the end of the prompt."""
     server = Server(page_size)
     server.scatter()
+    server.find_no_runs_for_prefills()
     request = server.admit([3] * 40)
     for token in range(40):
         server.decode(request, 200 + token % 3)
@@ -262,6 +284,7 @@ def test_the_device_is_waited_for_only_when_a_node_begins_before_the_last_chunk(
     """In pages a chunk may end within a page, which the next one's node takes in."""
     server = Server(page_size)
     server.scatter()
+    server.find_no_runs_for_prefills()
     server.admit([3] * 48, chunk=chunk)
     server.check()
     assert server.placement.device_waits == waits
@@ -303,6 +326,7 @@ def test_a_long_prompt_evicts_what_lies_in_one_place(page_size):
     assert all(isinstance(piece, Segment) for piece in pieces), server.placement.nodes
     assert sum(piece.length_tokens for piece in pieces) == 130 * page_size
     assert len(pieces) <= 2
+    assert server.placement.nodes == {("contiguous", "already contiguous"): 11}, "evicted before it was written"
     assert running.last_node.lock_ref == 1
     server.finish(running)
     server.finish(request)
@@ -313,8 +337,9 @@ def test_runs_come_back_when_enough_was_freed():
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     server = Server(1)
-    while server.keeper._index.total:
-        assert server.admit([len(server.running) + 1] * 60) is not None
+    server.keeper.make_room = None
+    for number in range(7):
+        assert server.admit([number] * 68) is not None
     for request in list(server.running):
         server.finish(request)
     server.tree.evict(EvictParams(num_tokens=POOL_TOKENS))

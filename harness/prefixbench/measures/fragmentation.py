@@ -129,7 +129,8 @@ class _Server:
             need_sort=False,
         )
         self._rows = ReqToTokenPool(machine.max_running, machine.longest_request_tokens, "cpu", False)
-        pool = KvPool(self._allocator, RunKeeper(self._allocator, machine.min_run_tokens), nothing, None)
+        self._keeper = RunKeeper(self._allocator, machine.min_run_tokens)
+        pool = KvPool(self._allocator, self._keeper, nothing, None)
         self.placement = Placement(pool, machine.min_run_tokens)
         params = CacheInitParams(
             disable=False,
@@ -261,7 +262,8 @@ class _Server:
             return None
         slots: Tensor | None
         if self._machine.page_size == 1:
-            slots = self._allocator.alloc(tokens)
+            with self._keeper.prefill(() if decode else [want - have for _, have, want in parts]):
+                slots = self._allocator.alloc(tokens)
         else:
             rows = torch.tensor([request.req_pool_idx for request, _, _ in parts])
             have, want = torch.tensor([p[1] for p in parts]), torch.tensor([p[2] for p in parts])

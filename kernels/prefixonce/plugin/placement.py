@@ -59,7 +59,8 @@ class Placement:
     def place(
         self, node_id: int, slots: Tensor, known: NDArray[np.int64] | None = None, *, can_split: bool = False
     ) -> Tensor | None:
-        """Gives a new prompt node its slots: those of a run if it can have one, otherwise those it came with.
+        """Gives a new prompt node its slots: those it came with if they are a run, as they are unless the prefill found
+        none, else those of a run if it can have one by now.
 
         None, and nothing is decided, if there is no run for a node that can be split. `known`: the same slots on the
         host; without them it waits for the device.

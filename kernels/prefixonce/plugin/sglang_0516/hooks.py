@@ -65,6 +65,7 @@ class Plugin:
         self._graphs = GraphVariants()
         self._runner: Any = None
         self._tree: PlacingRadixCache | None = None
+        self._keeper: RunKeeper | None = None
         self._metrics: Metrics | None = None
         self._control: Control | None = None
 
@@ -78,6 +79,7 @@ class Plugin:
     def _hooks(self) -> tuple[tuple[str, Callable[..., Any], HookType], ...]:
         return (
             ("sglang.srt.server_args.ServerArgs.check_server_args", self._after_check, HookType.AFTER),
+            ("sglang.srt.managers.schedule_batch.alloc_for_extend", self._around_allocation, HookType.AROUND),
             ("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", self._after_batch, HookType.AFTER),
             ("sglang.srt.model_executor.model_runner.ModelRunner.forward", self._around_forward, HookType.AROUND),
             ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", self._after_get_state, HookType.AFTER),
@@ -119,7 +121,7 @@ class Plugin:
             raise UnsupportedError(f"the tree was built without the attention backend {NAME}; give both options")
         settings, params, runner = self._runtime.settings, context.params, self._runner
         allocator = params.token_to_kv_pool_allocator
-        keeper = RunKeeper(allocator, settings.min_run_tokens)
+        self._keeper = keeper = RunKeeper(allocator, settings.min_run_tokens)
         on_cuda = str(runner.device).startswith("cuda")
         overlapped = on_cuda and not context.server_args.disable_overlap_schedule
         pool = KvPool(allocator, keeper, runner.token_to_kv_pool, runner.forward_stream if overlapped else None)
@@ -142,6 +144,12 @@ class Plugin:
 
     def _after_check(self, _result: object, server_args: Any) -> None:
         fatal(check_server_args)(server_args)
+
+    def _around_allocation(self, allocate: Callable[..., Any], batch: Any) -> Any:
+        if self._keeper is None:
+            return allocate(batch)
+        with self._keeper.prefill(batch.extend_lens):
+            return allocate(batch)
 
     def _after_batch(self, _result: object, _cls: type, batch: Any, runner: Any, **_options: Any) -> None:
         if self._tree is None or runner is not self._runner:

@@ -16,7 +16,7 @@ from prefixonce.layout import Run
 from prefixonce.plugin.grouping import Chain, Link, RunningRows
 from prefixonce.plugin.picture import PoolRun, PrefixRun, draw
 from prefixonce.plugin.placement import Placement
-from prefixonce.plugin.sglang_0516.allocator import MakeRoom, RunKeeper
+from prefixonce.plugin.sglang_0516.allocator import RunKeeper
 from prefixonce.plugin.sglang_0516.newslots import NewSlots
 from prefixonce.plugin.sglang_0516.reclaim import Reclaimer
 
@@ -34,11 +34,9 @@ class KvPool:
         self.keeper = keeper
         self._buffers = (*kv_cache.k_buffer, *kv_cache.v_buffer)
         self._forward_stream = forward_stream
-        # Set by the tree, which knows what may be evicted.
-        self.make_room: MakeRoom | None = None
 
     def take_run(self, tokens: int) -> int | None:
-        return self.keeper.take_run(tokens, self.make_room)
+        return self.keeper.take_run(tokens)
 
     def free(self, slots: Tensor) -> None:
         self._allocator.free(slots)
@@ -72,7 +70,7 @@ class PlacingRadixCache(RadixCache):  # type: ignore[misc]
         self._paths: dict[int, Chain] = {}
         self.rows: RunningRows[Any] = RunningRows(self.chain_of)
         super().__init__(params)
-        pool.make_room = Reclaimer(self).make_room
+        pool.keeper.make_room = Reclaimer(self).make_room
 
     def reset(self) -> None:
         super().reset()
