@@ -185,13 +185,23 @@ class RunKeeper:
             return
         loose = [new.rest if start is not None else sum(new) for start, new in zip(starts, requests, strict=True)]
         self._refill(sum(loose))
-        stock = self._stock
-        head, at = [], 0
+        parts: list[Run | slice] = []  # slices are of the flat list
+        at = 0
         for start, new, pages in zip(starts, requests, loose, strict=True):
             if start is not None:
-                head.append(torch.arange(start, start + new.whole, device=stock.device))
-            head.append(stock.free_pages[at : at + pages])
-            at += pages
+                last = parts[-1] if parts else None
+                if isinstance(last, Run) and last.end == start:  # as most are in a pool that is not fragmented
+                    parts[-1] = Run(last.start, last.length + new.whole)
+                else:
+                    parts.append(Run(start, new.whole))
+            if pages:
+                parts.append(slice(at, at + pages))
+                at += pages
+        stock = self._stock
+        head = [
+            torch.arange(part.start, part.end, device=stock.device) if isinstance(part, Run) else stock.free_pages[part]
+            for part in parts
+        ]
         stock.free_pages = torch.cat((*head, stock.free_pages[at:]))
 
     def _refill(self, pages: int) -> None:
