@@ -102,6 +102,15 @@ def test_a_headline_path_that_did_not_run_has_no_headline_figure() -> None:
     assert "cascade active on 0% of steps" in (page.headline.why_not or "")
 
 
+def test_a_point_with_an_interval_speaks_before_a_longer_prefix_without() -> None:
+    several = sweep(prefixes=(512, 2048), concurrencies=(8, 32), launches=3)
+    once = sweep(prefixes=(8192,), concurrencies=(32,), launches=1)
+    sentence = page_of([*several, *once]).headline.sentence
+    assert "2,048 shared tokens, 32 in flight" in sentence
+    assert "of those with several launches" in sentence
+    assert "8,192 shared tokens, 32 in flight" in page_of(once).headline.sentence
+
+
 def test_paths_that_ran_are_no_violation(page: Page) -> None:
     assert page.violations == ()
 

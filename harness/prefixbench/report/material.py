@@ -124,9 +124,20 @@ class Material:
 
     @cached_property
     def headline_point(self) -> Point | None:
-        """By rule, not by result: the longest prefix, then most requests, where stock and a path of ours ran."""
+        """By rule, not by result: where stock and a path of ours ran, in several launches if any point was, the longest
+        prefix, then most requests, then most launches."""
         able = [p for p in self.points if self.baseline(p) and self.headline_arm(p)]
-        return max(able, key=lambda p: (_int(p, "prefix_tokens"), _int(p, "concurrency")), default=None)
+
+        def rank(point: Point) -> tuple[bool, int, int, int]:
+            launches = self.headline_launches(point)
+            return launches > 1, _int(point, "prefix_tokens"), _int(point, "concurrency"), launches
+
+        return max(able, key=rank, default=None)
+
+    def headline_launches(self, point: Point) -> int:
+        """Of the arm with fewer: an interval needs two."""
+        arms = (self.baseline(point), self.headline_arm(point))
+        return min(len(self.sample(point, arm or "")) for arm in arms)
 
     def headline_arm(self, point: Point) -> str | None:
         return next((arm for arm in HEADLINE_ARMS if self.sample(point, arm)), None)

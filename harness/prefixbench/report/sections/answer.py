@@ -40,11 +40,12 @@ def headline(material: Material) -> Headline:
     against = "unmodified SGLang" if material.baseline(point) == PLAIN else "SGLang with our plugin switched to stock"
     interval = span(gain.low, gain.high)
     launches = f"{count(gain.n, 'launch', 'launches')} of each"
+    among = "of those with several launches" if material.headline_launches(point) > 1 else "of this run"
     return Headline(
         figure=ratio(gain.estimate),
         sentence=(
             f"as many tokens per second as {against}, by path {arm}, "
-            f"at {material.point_label(point)}: the longest prefix and most requests of this run."
+            f"at {material.point_label(point)}: the longest prefix and most requests {among}."
         ),
         interval=f"95% interval {interval} over {launches}. {gain.method}."
         if interval
