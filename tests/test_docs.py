@@ -197,7 +197,10 @@ def check_docker(words: list[str]) -> None:
 
 
 def check_curl(words: list[str]) -> None:
-    assert words[-1].endswith("/server_info")
+    """The path is one that SGLang's server answers."""
+    path = "/" + words[-1].rpartition("/")[2]
+    (sglang,) = importlib.util.find_spec("sglang").submodule_search_locations
+    assert f'"{path}"' in Path(sglang, "srt/entrypoints/http_server.py").read_text()
 
 
 PROGRAMS = {
