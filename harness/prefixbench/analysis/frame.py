@@ -17,6 +17,7 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
+from prefixbench.analysis.holdups import hold_up
 from prefixbench.analysis.metrics import block_metrics
 from prefixbench.analysis.quantity import Quantity
 from prefixbench.analysis.stats import Sample
@@ -296,6 +297,8 @@ def _block_row(case: ServingCase, block: Block, exclude: Sequence[str], fastest:
     figures = block_metrics(block)
     quantities: dict[str, Quantity] = {name: getattr(figures, name) for name in (*METRICS, "realized_batch")}
     watched = _watched(block.telemetry, block.flags, fastest)
+    if (held_up := hold_up(block)) is not None:
+        watched["flags"] = (*watched["flags"], held_up)
     reason = flagged(watched["flags"], exclude)
     row: dict[str, object] = {name: _nan(quantity.value) for name, quantity in quantities.items()}
     heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")

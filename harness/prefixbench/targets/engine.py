@@ -9,6 +9,7 @@ from itertools import product
 
 from prefixbench.analysis import frame
 from prefixbench.analysis.comparable import BATCH_TOLERANCE
+from prefixbench.analysis.holdups import HELD_UP
 from prefixbench.analysis.stats import Interval, Sample, ratio
 from prefixbench.case import ServingCase
 from prefixbench.record import Record
@@ -46,12 +47,17 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Arm:
-    """A path or a stock backend: `sample` is tok/s by launch."""
+    """A path or a stock backend: `sample` is tok/s by launch; `held_up` launches have a block that was."""
 
     name: str
     sample: Sample
     realized_batch: float
     record_ids: tuple[str, ...]
+    held_up: int
+
+    def __str__(self) -> str:
+        said = f" (held up in {self.held_up} of {len(self.sample)} launches)" if self.held_up else ""
+        return f"{self.name} {_mean(self.sample):,.0f} tok/s{said}"
 
 
 def judge(target: EngineTarget, records: Sequence[Record]) -> Row:
@@ -111,7 +117,7 @@ def _measure(target: EngineTarget, cell: _Cell, records: Sequence[Record]) -> _M
     batches = (base.realized_batch, best.realized_batch)
     if abs(batches[1] - batches[0]) > BATCH_TOLERANCE * batches[0]:
         return f" (in flight {batches[1]:.0f}, with stock {batches[0]:.0f})"
-    rates = f"{best.name} {_mean(best.sample):,.0f} tok/s, stock {base.name} {_mean(base.sample):,.0f} tok/s"
+    rates = f"{best}, stock {base}"
     return _Measured(cell, ratio(best.sample, base.sample), rates, (*best.record_ids, *base.record_ids))
 
 
@@ -122,7 +128,9 @@ def _best(arms: dict[str, list[Record]]) -> _Arm | None:
         rows = frame.launches(frame.blocks(records))
         sample = frame.sample(rows, METRIC) if not rows.empty else {}
         if sample:
-            found.append(_Arm(name, sample, float(rows["realized_batch"].mean()), tuple(rows["record_id"])))
+            held_up = sum(any(flag.startswith(HELD_UP) for flag in flags) for flags in rows["flags"])
+            realized = float(rows["realized_batch"].mean())
+            found.append(_Arm(name, sample, realized, tuple(rows["record_id"]), held_up))
     return max(found, key=lambda arm: _mean(arm.sample), default=None)
 
 
