@@ -133,6 +133,7 @@ class StepPlanner:
         captured: Pass | None = None,
     ) -> Pass:
         """Plans a step and starts its copies on the current stream; no synchronisation. Returns the passes it needs.
+        A step in which the rows of the last plan only grew keeps that plan and starts one kernel (`Growth`).
 
         `table` int32 [rows, positions] maps positions to slots, `table_rows` [batch] picks each row's line; the slots
         of a shared prefix are read from the line of its first member. With `captured`, refuses a step that the graph

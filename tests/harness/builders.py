@@ -78,6 +78,12 @@ def request(
     )
 
 
+def late(sample: RequestSample, after_s: float, by_s: float) -> RequestSample:
+    """Every chunk after that moment comes so much later."""
+    chunks = tuple((n, at_s + by_s if at_s > after_s else at_s) for n, at_s in sample.chunks)
+    return replace(sample, chunks=chunks)
+
+
 def block(
     requests: Sequence[RequestSample], *, position: int = 0, wall_s: float | None = None, **changes: object
 ) -> Block:
@@ -208,3 +214,11 @@ def wrap(
         labels=labels,
         measurement=measurement,
     )
+
+
+def held_up(record: Record, after_s: float, by_s: float) -> Record:
+    """The same record with every request of every block late by so much after that moment."""
+    measured = record.measurement
+    assert isinstance(measured, ServingMeasurement)
+    blocks = tuple(replace(b, requests=tuple(late(r, after_s, by_s) for r in b.requests)) for b in measured.blocks)
+    return replace(record, measurement=replace(measured, blocks=blocks))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from harness.builders import H200, kernel_record, serving_record
+from harness.builders import H200, held_up, kernel_record, serving_record
 from prefixbench import store
 from prefixbench.config import config_dir
 from prefixbench.config import kernels as kernels_config
@@ -144,6 +144,17 @@ def test_the_lowest_cell_counts_and_a_missing_cell_leaves_no_figure() -> None:
     assert row.measured == pytest.approx(100 / 102, rel=0.001)
     assert row.verdict == "missed"
     assert "at 512 x 8, the lowest of 2" in row.detail
+
+
+def test_a_launch_that_was_held_up_counts_and_is_named() -> None:
+    ours = serve("auto", 0.01)
+    quiet = targets_engine.judge(ENGINE, [*ours, *serve("stock", 0.07)])
+    assert "held up" not in quiet.detail
+    row = targets_engine.judge(ENGINE, [*ours[:2], held_up(ours[2], 1.3, 0.5), *serve("stock", 0.07)])
+    assert "tok/s (held up in 1 of 3 launches), stock" in row.detail
+    assert row.measured is not None
+    assert quiet.measured is not None
+    assert row.measured < quiet.measured
 
 
 def test_a_cell_in_which_fewer_were_in_flight_is_not_compared() -> None:

@@ -296,9 +296,7 @@ def _identity(record: Record) -> dict[str, object]:
 def _block_row(case: ServingCase, block: Block, exclude: Sequence[str], fastest: int) -> dict[str, object]:
     figures = block_metrics(block)
     quantities: dict[str, Quantity] = {name: getattr(figures, name) for name in (*METRICS, "realized_batch")}
-    watched = _watched(block.telemetry, block.flags, fastest)
-    if (held_up := hold_up(block)) is not None:
-        watched["flags"] = (*watched["flags"], held_up)
+    watched = _watched(block.telemetry, (*block.flags, hold_up(block) or ""), fastest)
     reason = flagged(watched["flags"], exclude)
     row: dict[str, object] = {name: _nan(quantity.value) for name, quantity in quantities.items()}
     heads, kv_heads = case.model_settings.get("heads"), case.model_settings.get("kv_heads")

@@ -34,7 +34,7 @@ def send_block(url: str, requests: Sequence[PromptSpec], how: SendPlan, stall_s:
     otherwise arrive more slowly than they are served, and the batch never be what it should. They count as sent then.
     """
     bodies = [_body(request, how.stream_interval) for request in requests]
-    # A full collection walks everything imported: up to half a second in which nothing is read and no arrival is dated.
+    # A full collection walks everything imported, and meanwhile nothing is read and no arrival is dated.
     gc.disable()
     try:
         return asyncio.run(_Block(url, requests, bodies, how, stall_s).run())

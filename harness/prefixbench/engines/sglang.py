@@ -118,7 +118,7 @@ class SglangServer:
             self.startup_s = time.perf_counter() - self._began_s
             self._check_plugin()
             if self._freeze_gc:
-                self._keep_collector_off_what_is_there()
+                self._freeze_collector()
         except BaseException:
             self.stop()
             raise
@@ -131,7 +131,7 @@ class SglangServer:
                 f"which this launch {'needs' if self._plugin else 'must not have'}; its log says why"
             )
 
-    def _keep_collector_off_what_is_there(self) -> None:
+    def _freeze_collector(self) -> None:
         answer = self._call("POST", "/freeze_gc")
         if answer.status_code != 200:
             raise ServerFailedError(

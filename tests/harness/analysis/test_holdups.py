@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
-from harness.builders import block, request, serving_record
+from harness.builders import block, held_up, late, request, serving_record
 from prefixbench.analysis import frame
 from prefixbench.analysis.holdups import HELD_UP, hold_up
 from prefixbench.record import Block, RequestSample
-
-
-def late(sample: RequestSample, after_s: float, by_s: float) -> RequestSample:
-    """Every chunk after that moment comes so much later."""
-    chunks = tuple((n, at_s + by_s if at_s > after_s else at_s) for n, at_s in sample.chunks)
-    return replace(sample, chunks=chunks)
 
 
 def steady(change: Callable[[RequestSample], RequestSample] = lambda sample: sample, per_chunk: int = 8) -> Block:
@@ -57,12 +50,8 @@ def test_before_all_have_started_and_after_one_has_ended_nothing_is_judged() -> 
 
 def test_a_block_that_was_held_up_says_so_and_still_counts() -> None:
     record = serving_record("cascade", output_tokens=200)
-    assert record.measurement is not None
-    held = tuple(
-        replace(one, requests=tuple(late(sample, 2.0, 0.6) for sample in one.requests))
-        for one in record.measurement.blocks
-    )
-    rows = frame.blocks([replace(record, measurement=replace(record.measurement, blocks=held))])
+    held = held_up(record, 2.0, 0.6)
+    rows = frame.blocks([held])
     (flags,) = rows["flags"]
     assert any(flag.startswith(HELD_UP) for flag in flags)
     assert not rows["excluded"].any()
